@@ -1,0 +1,1 @@
+"""The agent SDK: what environment and reward authors install. Standard library only."""

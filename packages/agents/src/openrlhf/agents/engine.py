@@ -1,0 +1,79 @@
+"""What an agent needs of an inference engine: tokens in, tokens and log-probabilities out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """Everything that decides a sample; always sent in full, so a model's generation_config changes nothing.
+
+    max_tokens None means "up to the context length". top_k -1 means all tokens.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+
+    def with_(self, **changes: Any) -> SamplingParams:
+        """A copy with these fields changed."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """The engine's answer. token_ids includes the sampled EOS; logprobs and versions have one entry per token.
+
+    finish_reason: "stop" (EOS or stop string), "length" or "abort". prompt_token_ids: as the engine saw them
+    (differs from what was sent only where images were expanded).
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    versions: Sequence[int]
+    finish_reason: str
+    prompt_token_ids: Sequence[int] | None = None
+
+
+class Engine(Protocol):
+    """One method: generate one sample from token ids.
+
+    group_id keeps requests of one prompt group on one engine (prefix cache); it never changes the result.
+    Raises EngineError when no engine can serve the request.
+    """
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        images: Sequence[Any] | None = None,
+        *,
+        group_id: str = "",
+    ) -> Generation: ...
+
+
+class EngineError(RuntimeError):
+    """Generation failed at the engine border; the message names the engine and the request."""
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that executors use."""
+
+    eos_token_id: int | None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str: ...

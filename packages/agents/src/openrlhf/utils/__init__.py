@@ -1,0 +1,1 @@
+"""Public import paths for agent authors; see `openrlhf.utils.agent`."""

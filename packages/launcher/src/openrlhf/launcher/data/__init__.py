@@ -1,0 +1,1 @@
+"""Prompt and supervised data readers."""

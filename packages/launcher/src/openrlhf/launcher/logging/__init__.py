@@ -1,0 +1,1 @@
+"""Progress lines, TensorBoard, Weights & Biases."""

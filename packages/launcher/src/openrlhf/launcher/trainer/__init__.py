@@ -1,0 +1,1 @@
+"""The trainer: written against the Rollout and Learner protocols, knows nothing of Ray."""

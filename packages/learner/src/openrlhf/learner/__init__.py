@@ -1,0 +1,1 @@
+"""Training engines on DeepSpeed. Import from the module that owns a name."""

@@ -1,0 +1,1 @@
+"""Generation: engines, router, weight transfer. Import from the module that owns a name."""

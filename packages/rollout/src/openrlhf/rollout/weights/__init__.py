@@ -1,0 +1,1 @@
+"""Both ends of the weight transfer: wire format, sender, receiver."""
