@@ -1,0 +1,150 @@
+"""The learner's sections of the command line: models, optimisers, DeepSpeed and batch sizes.
+
+Plain dataclasses; the docstring under a field is its help text. Nothing here imports an ML library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamConfig:
+    """AdamW, and the auxiliary group of Muon."""
+
+    lr: float = 1e-6
+    """Learning rate of AdamW (under Muon: of embeddings, head, biases and norms)."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW betas."""
+    eps: float = 1e-8
+    """AdamW epsilon."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay. Biases and norms are exempt under adam, not under muon."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuonConfig:
+    """Muon, for the matrices of the hidden layers."""
+
+    lr: float = 0.02
+    """Learning rate of the matrices that Muon updates."""
+    momentum: float = 0.95
+    """Muon momentum."""
+    ns_steps: int = 5
+    """Newton-Schulz iterations. The backend does 5; any other value is an error."""
+    nesterov: bool = True
+    """Nesterov momentum. The backend always uses it; switching it off is an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """Optimiser, schedule and clipping of one trained model."""
+
+    optim: Literal["adam", "muon"] = "adam"
+    """Optimiser: adam (AdamW) or muon."""
+    muon: MuonConfig = field(default_factory=MuonConfig)
+    adam: AdamConfig = field(default_factory=AdamConfig)
+    lr_scheduler: str = "cosine_with_min_lr"
+    """Schedule, by its Hugging Face name (linear, cosine, constant, constant_with_warmup, ...)."""
+    lr_warmup_ratio: float = 0.03
+    """Share of the optimiser steps spent warming up, rounded up."""
+    min_lr_ratio: float = 0.1
+    """Final share of the learning rate. Used by cosine_with_min_lr and cosine_warmup_with_min_lr only."""
+    max_norm: float = 1.0
+    """Gradient norm above which the gradient is scaled down; 0 disables. Under muon it acts on the raw gradient."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A trained model."""
+
+    model_name_or_path: str | None = None
+    """Hugging Face model: a local folder or a hub name."""
+    gradient_checkpointing_enable: bool = False
+    """Recompute activations in the backward pass to save memory."""
+    gradient_checkpointing_reentrant: bool = False
+    """Use the reentrant variant of gradient checkpointing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters."""
+
+    rank: int = 0
+    """Adapter rank; 0 trains the full weights."""
+    alpha: int = 16
+    """Adapter scale."""
+    target_modules: tuple[str, ...] = ("all-linear",)
+    """Modules that get an adapter."""
+    dropout: float = 0.0
+    """Adapter dropout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DsConfig:
+    """DeepSpeed and how models are loaded."""
+
+    zero_stage: int = 2
+    """ZeRO stage, 0 to 3."""
+    param_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Parameter dtype. auto: bf16 on GPUs, fp32 on a CPU."""
+    attn_implementation: str = "auto"
+    """Hugging Face attention backend. auto: flash_attention_2 on GPUs, sdpa on a CPU."""
+    experts_implementation: Literal["eager", "batched_mm", "grouped_mm", "deepgemm"] | None = None
+    """Hugging Face kernel for mixture-of-experts layers; none leaves the choice to transformers."""
+    use_liger_kernel: bool = False
+    """Liger's fused kernels (GPU only)."""
+    adam_offload: bool = False
+    """Keep the optimiser state in host memory."""
+    zpg: int = 1
+    """ZeRO++ hierarchical partition size."""
+    deepcompile: bool = False
+    """DeepSpeed's DeepCompile for the trained models."""
+    overlap_comm: bool = False
+    """Overlap gradient reduction with the backward pass."""
+    grad_accum_dtype: str | None = None
+    """Dtype in which DeepSpeed accumulates gradients; none keeps DeepSpeed's own."""
+    enable_sleep: bool = False
+    """Move optimiser states, fp32 weights and gradients to host memory between training phases."""
+    tensor_parallel_size: int = 1
+    """Tensor parallel degree (DeepSpeed AutoTP)."""
+    packing_samples: bool = False
+    """Concatenate samples instead of padding them."""
+    load_in_4bit: bool = False
+    """Load the weights in 4 bit."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    ring_attn_size: int = 1
+    """Size of a ring-attention group."""
+    ring_attn_head_stride: int = 1
+    """Heads per ring-attention pass."""
+    value_head_prefix: str = "score"
+    """Attribute name of the scalar head of critics and reward models. A name stored in the model's config wins."""
+    use_universal_ckpt: bool = False
+    """Load the checkpoint as a DeepSpeed universal checkpoint, which fits any number of ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainBatchConfig:
+    """How many samples a step takes, in what portions, and what guards it."""
+
+    max_epochs: int = 1
+    """Passes over each rollout batch (supervised: over the dataset)."""
+    micro_batch_size: int = 1
+    """Samples per rank and forward pass. Not used with --train.dynamic_batch_enable."""
+    batch_size: int = 128
+    """Samples per optimiser step, over all ranks."""
+    dynamic_batch_enable: bool = False
+    """Fill forward passes by token count instead of sample count; implies --ds.packing_samples."""
+    max_tokens_per_gpu: int = 16192
+    """Token budget of a forward pass with --train.dynamic_batch_enable."""
+    seed: int = 42
+    """Seed of everything random."""
+    full_determinism_enable: bool = False
+    """Use deterministic kernels: the same command twice gives the same numbers, bit for bit."""
+    enable_ema: bool = False
+    """Keep an exponential moving average of the weights, exported beside the live ones."""
+    ema_beta: float = 0.992
+    """Decay of the moving average per optimiser step."""
+    max_skipped_steps: int = 10
+    """Optimiser steps in a row that may be skipped because of a non-finite loss or gradient before the run ends."""
