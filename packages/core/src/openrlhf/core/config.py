@@ -24,7 +24,7 @@ WHITENED_ESTIMATORS: tuple[AdvantageEstimator, ...] = ("gae", "reinforce", "rein
 """Estimators whose advantages are whitened over the rollout batch."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PolicyLossConfig:
     """Policy loss: part of `--actor.*`."""
 
@@ -54,7 +54,7 @@ class PolicyLossConfig:
     """Weight of the load-balancing loss of mixture-of-experts models, for policy and critic. 0: off."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ValueLossConfig:
     """Value loss: part of `--critic.*`."""
 
@@ -62,7 +62,7 @@ class ValueLossConfig:
     """The new value is clipped to this distance from the value before the update; the worse of both errors counts."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AdvantageConfig:
     """Advantages and off-policy correction: `--algo.advantage.*`."""
 
@@ -91,7 +91,7 @@ class AdvantageConfig:
     """Bounds (low, high) of the ratio."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class KLConfig:
     """Divergence from the reference model: `--algo.kl.*`."""
 
@@ -111,7 +111,7 @@ class KLConfig:
     """Add the KL as a loss term instead of a penalty on the token rewards."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AlgoConfig:
     """The algorithm: `--algo.*`."""
 
@@ -127,7 +127,7 @@ class AlgoConfig:
     """Bounds (low, high) of that mean score, both exclusive."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RewardShapingConfig:
     """What happens to a raw reward: part of `--reward.*`. Order: normalise, clip, overlong, stop-properly."""
 
