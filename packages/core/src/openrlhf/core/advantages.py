@@ -1,0 +1,143 @@
+"""Advantages and returns from token rewards, and their whitening.
+
+Time runs over the trainable tokens only: environment tokens (action_mask False between two actions) are no states,
+cost no discount and hold no value. Baselines over the samples of a prompt are in `rewards`, before this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from openrlhf.core.config import DISCOUNTED_ESTIMATORS, AdvantageEstimator
+from openrlhf.core.masks import check_rows, select
+
+MIN_VARIANCE = 1e-8
+"""Whitening divides by sqrt(max(variance, MIN_VARIANCE))."""
+
+
+def identity(x: Tensor) -> Tensor:
+    """The `reduce` of a single rank."""
+    return x
+
+
+def compute_advantages(
+    estimator: AdvantageEstimator,
+    token_rewards: Tensor,
+    action_mask: Tensor,
+    values: Tensor | None = None,
+    gamma: float = 1.0,
+    lambd: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """(advantages, returns), each [B, T] in the dtype of token_rewards, 0 where not action_mask.
+
+    gae: generalised advantage estimation with `values` (see `gae`); returns = advantages + values.
+    All others: the discounted return from here on (see `discounted_returns`), for both.
+    Token rewards and values under the mask are ignored, whatever they hold.
+
+    Raises:
+        ValueError: gamma != 1 with an estimator that does not use it, gae without values, an unknown estimator.
+    """
+    check_rows(action_mask, token_rewards=token_rewards, values=values)
+    if estimator not in ESTIMATORS:
+        raise ValueError(f"--algo.advantage.estimator {estimator!r} is unknown: choose one of {sorted(ESTIMATORS)}")
+    if gamma != 1.0 and estimator not in DISCOUNTED_ESTIMATORS:
+        raise ValueError(
+            f"--algo.advantage.gamma {gamma!r} is used by gae and reinforce only: leave it at 1 with "
+            f"--algo.advantage.estimator {estimator!r}"
+        )
+    advantages, returns = ESTIMATORS[estimator](token_rewards, action_mask, values, gamma, lambd)
+    return advantages.to(token_rewards.dtype), returns.to(token_rewards.dtype)
+
+
+def discounted_returns(token_rewards: Tensor, action_mask: Tensor, gamma: float = 1.0) -> Tensor:
+    """G_t = r_t + gamma * G_{t'} with t' the next trainable token; [B, T] float64, 0 where not action_mask."""
+    rewards = select(token_rewards.double(), action_mask)
+    if gamma == 1.0:
+        return select(rewards.flip(-1).cumsum(-1).flip(-1), action_mask)
+    return _backward_recursion(rewards, action_mask, gamma)
+
+
+def gae(
+    token_rewards: Tensor, action_mask: Tensor, values: Tensor, gamma: float = 1.0, lambd: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Schulman et al., "High-Dimensional Continuous Control Using GAE" (2015), eq. 16, over the trainable tokens.
+
+    delta_t = r_t + gamma V_{t'} - V_t; A_t = delta_t + gamma lambd A_{t'}, with t' the next trainable token (after the
+    last one both are 0). Returns (A, A + V), [B, T] float64, 0 where not action_mask.
+    """
+    rewards = select(token_rewards.double(), action_mask)
+    values = select(values.double(), action_mask)
+    deltas = rewards + gamma * _next_value(values, action_mask) - values
+    advantages = _backward_recursion(deltas, action_mask, gamma * lambd)
+    return advantages, select(advantages + values, action_mask)
+
+
+def whiten(
+    advantages: Tensor,
+    action_mask: Tensor,
+    no_std_norm: bool = False,
+    reduce: Callable[[Tensor], Tensor] = identity,
+) -> Tensor:
+    """(A - mean) / sqrt(max(variance, 1e-8)) over all trainable tokens, [B, T], 0 where not action_mask.
+
+    Mean and population variance are over the tokens of all ranks: `reduce` sums a float64 tensor over them and is
+    called twice, on every rank, also on one without tokens. no_std_norm: A - mean only.
+    """
+    check_rows(action_mask, advantages=advantages)
+    x = select(advantages.double(), action_mask)
+    total, count = reduce(torch.stack([x.sum(), action_mask.sum().double()])).unbind()
+    count = count.clamp_min(1.0)
+    centred = select(x - total / count, action_mask)
+    variance = reduce(centred.square().sum().reshape(1))[0] / count
+    if not no_std_norm:
+        centred = centred / variance.clamp_min(MIN_VARIANCE).sqrt()
+    return centred.to(advantages.dtype)
+
+
+def _backward_recursion(x: Tensor, action_mask: Tensor, decay: float) -> Tensor:
+    """y_t = x_t + decay * y_{t'} over trainable tokens, 0 elsewhere."""
+    carry = x.new_zeros(x.shape[0])
+    columns: list[Tensor] = []
+    for x_t, mask_t in zip(reversed(x.unbind(-1)), reversed(action_mask.unbind(-1)), strict=True):
+        carry = torch.where(mask_t, x_t + decay * carry, carry)
+        columns.append(carry)
+    return select(torch.stack(columns[::-1], -1), action_mask) if columns else torch.zeros_like(x)
+
+
+def _next_value(values: Tensor, action_mask: Tensor) -> Tensor:
+    """The value at the next trainable token, 0 after the last one; [B, T]."""
+    carry = values.new_zeros(values.shape[0])
+    columns: list[Tensor] = []
+    for v_t, mask_t in zip(reversed(values.unbind(-1)), reversed(action_mask.unbind(-1)), strict=True):
+        columns.append(carry)
+        carry = torch.where(mask_t, v_t, carry)
+    return torch.stack(columns[::-1], -1) if columns else torch.zeros_like(values)
+
+
+def _gae(
+    token_rewards: Tensor, action_mask: Tensor, values: Tensor | None, gamma: float, lambd: float
+) -> tuple[Tensor, Tensor]:
+    if values is None:
+        raise ValueError("--algo.advantage.estimator 'gae' needs the values of a critic, got None")
+    return gae(token_rewards, action_mask, values, gamma, lambd)
+
+
+def _monte_carlo(
+    token_rewards: Tensor, action_mask: Tensor, values: Tensor | None, gamma: float, lambd: float
+) -> tuple[Tensor, Tensor]:
+    del values, lambd
+    returns = discounted_returns(token_rewards, action_mask, gamma)
+    return returns, returns
+
+
+ESTIMATORS: dict[str, Callable[[Tensor, Tensor, Tensor | None, float, float], tuple[Tensor, Tensor]]] = {
+    "gae": _gae,
+    "reinforce": _monte_carlo,
+    "reinforce_baseline": _monte_carlo,
+    "rloo": _monte_carlo,
+    "group_norm": _monte_carlo,
+    "dr_grpo": _monte_carlo,
+}

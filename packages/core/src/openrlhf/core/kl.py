@@ -1,0 +1,117 @@
+"""Per-token estimates of KL(policy || reference), and the controllers of their coefficient.
+
+Estimators: J. Schulman, "Approximating KL divergence" (2020). Adaptive controller: Ziegler et al., "Fine-Tuning
+Language Models from Human Preferences" (2019), eq. 2.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from openrlhf.core.config import KLConfig, KLEstimator
+from openrlhf.core.masks import at_least_fp32
+
+KL_LIMIT = 10.0
+"""Estimates are clamped to [-KL_LIMIT, KL_LIMIT]; the gradient is 0 where the clamp binds."""
+
+_K2_INPUT_LIMIT = math.sqrt(2 * KL_LIMIT)
+# k3 exceeds KL_LIMIT from a log-ratio of -2.62 down and of 11 up: at 20 its value is clamped, and exp stays finite.
+_K3_INPUT_LIMIT = 20.0
+
+# One update may not shrink the coefficient below this share: with n_samples > 5 * horizon it would become negative.
+_MIN_FACTOR = 0.1
+_MAX_RELATIVE_ERROR = 0.2
+
+
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
+    """KL estimate per token from samples of the policy. All tensors [...] alike; computed in float32 (or float64).
+
+    With d = logprobs - ref_logprobs: k1 = d; k2 = d^2 / 2; k3 = exp(-d) - 1 + d, never negative.
+    The result is clamped to [-10, 10]. The input of k2 and k3 is clamped where the result is at its bound anyway,
+    so that values and gradients stay finite for any log-ratio (the paper has neither clamp).
+
+    As a reward penalty k1 is unbiased. As a loss, k1 has zero expected gradient, k2 has that of
+    KL(policy || reference) and k3 that of KL(reference || policy).
+
+    Raises:
+        ValueError: unknown estimator, or shapes that differ.
+    """
+    if logprobs.shape != ref_logprobs.shape:
+        raise ValueError(f"logprobs {tuple(logprobs.shape)} and ref_logprobs {tuple(ref_logprobs.shape)} differ")
+    d = at_least_fp32(logprobs) - at_least_fp32(ref_logprobs)
+    if estimator == "k1":
+        return d.clamp(-KL_LIMIT, KL_LIMIT)
+    if estimator == "k2":
+        return d.clamp(-_K2_INPUT_LIMIT, _K2_INPUT_LIMIT).square() / 2
+    if estimator == "k3":
+        d = d.clamp(-_K3_INPUT_LIMIT, _K3_INPUT_LIMIT)
+        return (torch.expm1(-d) + d).clamp(0.0, KL_LIMIT)
+    raise ValueError(f"--algo.kl.estimator {estimator!r} is unknown: choose k1, k2 or k3")
+
+
+class KLController(Protocol):
+    """Holds the KL coefficient. Its state belongs into checkpoints."""
+
+    @property
+    def value(self) -> float: ...
+
+    def update(self, kl: float, n_samples: int) -> None:
+        """Take notice of the mean KL per token over the last n_samples samples."""
+        ...
+
+    def state_dict(self) -> dict[str, float]: ...
+
+    def load_state_dict(self, state: dict[str, float]) -> None: ...
+
+
+class FixedKLController:
+    """A constant coefficient."""
+
+    def __init__(self, value: float) -> None:
+        if value < 0:
+            raise ValueError(f"--algo.kl.init_coef must be >= 0, got {value!r}")
+        self.value = value
+
+    def update(self, kl: float, n_samples: int) -> None:
+        """Changes nothing."""
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value = float(state["value"])
+
+
+class AdaptiveKLController(FixedKLController):
+    """Proportional control in log space: value *= 1 + clip(kl / target - 1, -0.2, 0.2) * n_samples / horizon.
+
+    Differs from the paper in that one update shrinks the coefficient by 90 % at most (the paper's would turn
+    negative when n_samples exceeds five horizons). A KL that is not finite changes nothing.
+    """
+
+    def __init__(self, value: float, target: float, horizon: int) -> None:
+        super().__init__(value)
+        if target <= 0:
+            raise ValueError(f"--algo.kl.target must be > 0, got {target!r}")
+        if horizon <= 0:
+            raise ValueError(f"--algo.kl.horizon must be > 0, got {horizon!r}")
+        self.target = target
+        self.horizon = horizon
+
+    def update(self, kl: float, n_samples: int) -> None:
+        """Move the coefficient up if kl (mean per token) exceeds the target, else down."""
+        if not math.isfinite(kl):
+            return
+        error = min(max(kl / self.target - 1.0, -_MAX_RELATIVE_ERROR), _MAX_RELATIVE_ERROR)
+        self.value *= max(1.0 + error * n_samples / self.horizon, _MIN_FACTOR)
+
+
+def make_kl_controller(config: KLConfig) -> KLController:
+    """The adaptive controller if config.target is given, else the fixed one."""
+    if config.target is None:
+        return FixedKLController(config.init_coef)
+    return AdaptiveKLController(config.init_coef, config.target, config.horizon)

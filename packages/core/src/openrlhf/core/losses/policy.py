@@ -1,0 +1,136 @@
+"""Policy-gradient losses: clipped surrogate per token (PPO) or per sequence (GSPO), KL and entropy terms.
+
+Every loss is a sum over units with their count; nothing is averaged here. Collectives and logging are the caller's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from openrlhf.core.config import AdvantageConfig, KLEstimator, PolicyLossConfig
+from openrlhf.core.kl import kl_estimate
+from openrlhf.core.losses.aggregate import aggregate, effective_agg_mode, loss_count
+from openrlhf.core.losses.correction import LOG_RATIO_LIMIT, Correction, correction_weights
+from openrlhf.core.losses.output import LossOutput
+from openrlhf.core.masks import at_least_fp32, check_rows, masked_sum, row_mean, select
+
+Metrics = dict[str, tuple[Tensor | float, float]]
+
+
+def policy_loss(
+    *,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    action_mask: Tensor,
+    rollout_logprobs: Tensor | None = None,
+    config: PolicyLossConfig,
+    correction: AdvantageConfig | None = None,
+    agg_constant: float = 1.0,
+) -> LossOutput:
+    """Clipped surrogate loss; all tensors [B, T], action_mask bool, gradient to `logprobs` only.
+
+    rho = exp(clamp(logprobs - old_logprobs, -20, 20)); token loss = -min(rho A, clip(rho, 1 - low, 1 + high) A)
+    (Schulman et al., PPO, 2017, eq. 7). With dual_clip c > 1, where A < 0: -max(that minimum, c A) (Ye et al., 2020).
+    gspo: rho is one per sequence, exp of the mean log-ratio over its trainable tokens (Zheng et al., 2025, eq. 7).
+    With `correction` enabled the token loss is multiplied by `correction_weights` of rollout_logprobs; rejected tokens
+    have loss and gradient exactly 0 and stay in the count. Aggregation: config.loss_agg_mode, see `aggregate`.
+    Differs from the papers in the clamp of the log-ratio.
+
+    Metrics per token: policy_loss (per unit of the aggregation), ppo_clip_ratio (share where the clip binds), ppo_kl
+    (mean of old - new from the raw log-ratio); given rollout_logprobs also vllm_kl (mean of rollout - old) and
+    logprobs_diff (mean of its absolute value); with correction is_filter_ratio (rejected share).
+
+    Raises:
+        ValueError: shapes that differ, options out of range, correction enabled without rollout_logprobs.
+    """
+    check_rows(action_mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
+    check_rows(action_mask, rollout_logprobs=rollout_logprobs)
+    mode = effective_agg_mode(config)
+    advantages = select(advantages.detach(), action_mask)
+    log_ratio = select(at_least_fp32(logprobs) - at_least_fp32(old_logprobs.detach()), action_mask)
+    raw_log_ratio = log_ratio.detach()
+
+    fix = _correction(old_logprobs, rollout_logprobs, action_mask, config, correction)
+    if fix is not None and config.policy_loss_type == "ppo":
+        log_ratio = select(log_ratio, fix.keep)
+    if config.policy_loss_type == "gspo":
+        log_ratio = row_mean(log_ratio, action_mask).unsqueeze(-1).expand_as(log_ratio)
+    ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    token_loss, clipped = _clipped_surrogate(ratio, advantages, config)
+    if fix is not None:
+        token_loss = select(token_loss * fix.weights, fix.keep)
+
+    total = aggregate(token_loss, action_mask, mode, agg_constant)
+    count = loss_count(action_mask, mode, agg_constant)
+    tokens = float(action_mask.sum())
+    metrics: Metrics = {
+        "policy_loss": (total.detach(), count),
+        "ppo_clip_ratio": (masked_sum(clipped.float(), action_mask), tokens),
+        "ppo_kl": (-raw_log_ratio.sum(), tokens),
+    }
+    if rollout_logprobs is not None:
+        metrics |= _rollout_metrics(old_logprobs, rollout_logprobs, action_mask, tokens)
+    if fix is not None:
+        metrics["is_filter_ratio"] = ((action_mask & ~fix.keep).sum().float(), tokens)
+    return LossOutput(total=total, count=count, metrics=metrics)
+
+
+def kl_loss(*, logprobs: Tensor, ref_logprobs: Tensor, action_mask: Tensor, estimator: KLEstimator) -> LossOutput:
+    """Sum of `kl_estimate` over trainable tokens, to be weighted by the KL coefficient. All tensors [B, T].
+
+    Gradient to `logprobs` only. Metric: kl. Errors as `kl_estimate`.
+    """
+    check_rows(action_mask, logprobs=logprobs, ref_logprobs=ref_logprobs)
+    kl = kl_estimate(select(logprobs, action_mask), select(ref_logprobs.detach(), action_mask), estimator)
+    total, count = masked_sum(kl, action_mask), float(action_mask.sum())
+    return LossOutput(total=total, count=count, metrics={"kl": (total.detach(), count)})
+
+
+def entropy_loss(*, entropy: Tensor, action_mask: Tensor) -> LossOutput:
+    """Sum of entropy [B, T] (nats) over trainable tokens. The caller SUBTRACTS entropy_coef times its mean.
+
+    Metric: entropy_loss.
+    """
+    check_rows(action_mask, entropy=entropy)
+    total, count = masked_sum(entropy, action_mask), float(action_mask.sum())
+    return LossOutput(total=total, count=count, metrics={"entropy_loss": (total.detach(), count)})
+
+
+def _correction(
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor | None,
+    action_mask: Tensor,
+    config: PolicyLossConfig,
+    correction: AdvantageConfig | None,
+) -> Correction | None:
+    if correction is None or not correction.is_correction_enable:
+        return None
+    if rollout_logprobs is None:
+        raise ValueError("--algo.advantage.is_correction_enable needs the log-probs of the rollout engine, got None")
+    sequence_level = config.policy_loss_type == "gspo"
+    return correction_weights(old_logprobs, rollout_logprobs, action_mask, correction, sequence_level=sequence_level)
+
+
+def _clipped_surrogate(ratio: Tensor, advantages: Tensor, config: PolicyLossConfig) -> tuple[Tensor, Tensor]:
+    """Token loss [B, T] and where the ratio clip decided it [B, T] bool."""
+    low, high = config.eps_clip_low_high or (config.eps_clip, config.eps_clip)
+    if not (0 <= low <= 1 and high >= 0):
+        raise ValueError(
+            f"--actor.eps_clip_low_high / --actor.eps_clip need 0 <= low <= 1 and high >= 0, got {low!r} {high!r}"
+        )
+    unclipped = ratio * advantages
+    clipped = ratio.clamp(1 - low, 1 + high) * advantages
+    objective = torch.minimum(unclipped, clipped)
+    if config.dual_clip is not None:
+        if not config.dual_clip > 1:
+            raise ValueError(f"--actor.dual_clip must be > 1, got {config.dual_clip!r}")
+        bounded = torch.maximum(objective, config.dual_clip * advantages)
+        objective = torch.where(advantages < 0, bounded, objective)
+    return -objective, clipped.detach() < unclipped.detach()
+
+
+def _rollout_metrics(old_logprobs: Tensor, rollout_logprobs: Tensor, action_mask: Tensor, tokens: float) -> Metrics:
+    diff = select(at_least_fp32(rollout_logprobs.detach()) - at_least_fp32(old_logprobs.detach()), action_mask)
+    return {"vllm_kl": (diff.sum(), tokens), "logprobs_diff": (diff.abs().sum(), tokens)}
