@@ -1,0 +1,354 @@
+"""One vLLM engine: requests in, samples with log-probs and weight versions out; weights in.
+
+Not here: Ray, routing, restarts. The launcher wraps a `VllmEngine` in an actor; importing this module imports vLLM's
+configuration only when an engine is started, because the environment must be set before vLLM is imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from openrlhf.agents.engine import EngineError, Generation, SamplingParams
+from openrlhf.rollout.engine_spec import EngineSpec
+from openrlhf.rollout.requests import (
+    EngineDownError,
+    GenerateRequest,
+    RequestFailure,
+    RequestRejectedError,
+    check_logprobs,
+)
+from openrlhf.rollout.weights.wire import BucketPlan
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+logger = logging.getLogger(__name__)
+
+CONTROL_TIMEOUT_S = 120.0
+"""Longest wait for a control call (pause, cache reset, version, group set-up); they take milliseconds."""
+PUSH_TIMEOUT_S = 1800.0
+"""Longest wait for a whole weight push. Each message in it has the group's own, much shorter, time-out."""
+HEALTH_TIMEOUT_S = 15.0
+"""Longest wait for a sign of life of the engine core, which answers between two model steps."""
+SHUTDOWN_TIMEOUT_S = 10.0
+
+T = TypeVar("T")
+
+
+class VllmEngine:
+    """An `AsyncLLM` with the calls that training needs. All methods must run on one event loop."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.version = 0
+        self._llm: AsyncLLM | None = None
+        self._numbers = itertools.count()
+        self._live: set[str] = set()
+        self._updating = False
+        self._paused = False
+        self._unfit = ""
+
+    async def start(self, version: int = 0) -> None:
+        """Load the model; afterwards samples carry `version` until the first push.
+
+        Raises EngineError with vLLM's reason when the engine does not come up.
+        """
+        for key, value in self.spec.environment().items():
+            os.environ.setdefault(key, value)
+        from vllm import AsyncEngineArgs
+        from vllm.config import WeightTransferConfig
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        transfer = WeightTransferConfig(backend=self.spec.sync_backend)
+        try:
+            args = AsyncEngineArgs(**self.spec.vllm_args(), weight_transfer_config=transfer)
+            self._llm = AsyncLLM.from_engine_args(args)
+        except Exception as error:
+            raise EngineError(f"{self.name} could not start on model {self.spec.model!r}: {error}") from error
+        await self._set_version(version)
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        images: Sequence[Any] | None = None,
+        *,
+        group_id: str = "",
+    ) -> Generation:
+        """One sample. Raises RequestRejectedError (this request's fault) or EngineDownError (the engine's)."""
+        request_id = f"{group_id or 'request'}-{next(self._numbers)}"
+        request = GenerateRequest(
+            request_id=request_id, token_ids=token_ids, sampling=sampling, images=images, group_id=group_id
+        )
+        return await self._generate(request)
+
+    async def generate_many(
+        self, requests: Sequence[GenerateRequest]
+    ) -> AsyncIterator[list[tuple[int, Generation | RequestFailure]]]:
+        """All samples, in chunks of (position in `requests`, result) as they finish.
+
+        One stream instead of one call per sample keeps the messages between processes few. A request that fails is
+        a result, not an exception. Closing the iterator aborts what is unfinished.
+        """
+        done: asyncio.Queue[tuple[int, Generation | RequestFailure]] = asyncio.Queue()
+
+        async def one(position: int, request: GenerateRequest) -> None:
+            try:
+                result: Generation | RequestFailure = await self._generate(request)
+            except EngineError as error:
+                result = RequestFailure(
+                    request_id=request.request_id, message=str(error), engine_fault=isinstance(error, EngineDownError)
+                )
+            done.put_nowait((position, result))
+
+        tasks = [asyncio.create_task(one(i, r)) for i, r in enumerate(requests)]
+        try:
+            left = len(tasks)
+            while left:
+                chunk = [await done.get()]
+                while not done.empty():
+                    chunk.append(done.get_nowait())
+                left -= len(chunk)
+                yield chunk
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probability of each token given those before it, at temperature 1; the first has no prefix: 0.0."""
+        from vllm import SamplingParams as VllmSamplingParams
+
+        if len(token_ids) < 2:
+            raise ValueError(f"score needs at least 2 tokens, got {list(token_ids)!r}")
+        params = VllmSamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        request_id = f"score-{next(self._numbers)}"
+        output = await self._run({"type": "token", "prompt_token_ids": list(token_ids)}, params, request_id)
+        rows = output.prompt_logprobs[1:]
+        values = [row[token].logprob for row, token in zip(rows, token_ids[1:], strict=True)]
+        check_logprobs(request_id, self.name, token_ids[1:], values)
+        return [0.0, *values]
+
+    async def score_many(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """`score` of several token lists."""
+        return list(await asyncio.gather(*(self.score(row) for row in rows)))
+
+    async def _generate(self, request: GenerateRequest) -> Generation:
+        ids = list(request.token_ids)
+        prompt: dict[str, Any] = {"prompt_token_ids": ids}
+        if request.images:
+            prompt["multi_modal_data"] = {"image": list(request.images)}
+        else:
+            prompt["type"] = "token"  # nothing left to pre-process, so vLLM skips its thread pool
+        if self.spec.enable_prefix_caching:
+            # Cached prefixes of older weights must never match, also while paused requests still hold their blocks.
+            prompt["cache_salt"] = f"v{self.version}"
+        output = await self._run(prompt, to_vllm_sampling(request.sampling), request.request_id)
+        completion = output.outputs[0]
+        tokens = list(completion.token_ids)
+        logprobs = list(completion.logprobs.logprobs) if tokens else []
+        check_logprobs(request.request_id, self.name, tokens, logprobs)
+        return Generation(
+            token_ids=tokens,
+            logprobs=logprobs,
+            versions=expand_versions(completion.weight_versions, len(tokens), self.version),
+            finish_reason=completion.finish_reason or "abort",
+            prompt_token_ids=list(output.prompt_token_ids) if request.images else None,
+        )
+
+    async def _run(self, prompt: Any, params: Any, request_id: str) -> Any:
+        """One vLLM request with FINAL_ONLY output, its errors sorted by whose fault they are."""
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        if self._unfit:
+            raise EngineDownError(f"{self.name} must not serve request {request_id}: {self._unfit}")
+        llm = self._running()
+        unique = f"{request_id}#{next(self._numbers)}"  # a request may come twice, after another engine died
+        self._live.add(unique)
+        last = None
+        try:
+            async for output in llm.generate(prompt, params, unique):
+                last = output
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise EngineDownError(
+                f"{self.name} died during request {request_id}: {error.__cause__ or error!r}"
+            ) from error
+        except (ValueError, TypeError) as error:
+            raise RequestRejectedError(f"{self.name} rejected request {request_id}: {error}") from error
+        finally:
+            self._live.discard(unique)
+        assert last is not None, "vLLM ended a request without an answer"
+        return last
+
+    async def init_weight_transfer(self, info: dict[str, Any]) -> None:
+        """Join the trainer's weight group (`GroupAddress.for_engine`, or the nccl/ipc sender's info)."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._control(
+            "join the weight group",
+            self._running().init_weight_transfer_engine(WeightTransferInitRequest(init_info=info)),
+        )
+
+    async def receive_weights(self, plan: BucketPlan, version: int) -> None:
+        """Take part in one whole push (gloo, nccl); the trainer must be sending it at the same time.
+
+        Afterwards every sampled token carries `version`. The prefix cache is emptied. The engine must be idle or
+        paused. When the push fails the engine refuses to serve until a later one succeeds, and EngineDownError is raised.
+        """
+        await self.start_weight_update()
+        if self.spec.sync_backend == "gloo":
+            info: dict[str, Any] = {"plan": plan.to_dict(), "version": version}
+        else:
+            tensors = plan.tensors
+            info = {
+                "names": [t.name for t in tensors],
+                "dtype_names": [t.dtype for t in tensors],
+                "shapes": [list(t.shape) for t in tensors],
+            }
+        await self.update_weights(info)
+        await self.finish_weight_update(version)
+
+    async def start_weight_update(self) -> None:
+        """First part of a push; ipc senders call the three parts themselves, others use `receive_weights`."""
+        if self._live and not self._paused:
+            raise RuntimeError(f"{self.name} has {len(self._live)} unfinished requests: pause it before a weight push")
+        self._unfit = "a weight push is under way or has failed; it needs a complete one first"
+        self._updating = True
+        await self._push_step("start a weight push", self._running().start_weight_update())
+
+    async def update_weights(self, info: dict[str, Any]) -> None:
+        """Second part of a push: receive tensors."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        request = WeightTransferUpdateRequest(update_info=info)
+        await self._push_step("receive weights", self._running().update_weights(request))
+
+    async def finish_weight_update(self, version: int) -> None:
+        """Last part of a push: the new weights become `version`."""
+        await self._push_step("finish a weight push", self._running().finish_weight_update())
+        await self._set_version(version)
+        await self._control("reset the prefix cache", self._running().reset_prefix_cache())
+        self._updating = False
+        self._unfit = ""
+
+    async def _push_step(self, what: str, call: Awaitable[T]) -> T:
+        try:
+            return await self._control(what, call, PUSH_TIMEOUT_S)
+        except BaseException as error:
+            self._updating = False
+            if isinstance(error, Exception):
+                raise EngineDownError(f"{self.name} could not {what}: {error}") from error
+            raise
+
+    async def pause(self, mode: Literal["abort", "wait", "keep"] = "keep", *, clear_cache: bool = False) -> None:
+        """Stop running requests. keep: they continue after `resume`, with the weights of then.
+
+        clear_cache: their KV cache is computed again with the new weights on resume
+        (--train.partial_rollout_recompute_kv).
+        """
+        await self._control("pause", self._running().pause_generation(mode=mode, clear_cache=clear_cache))
+        self._paused = True
+
+    async def resume(self) -> None:
+        """Continue after `pause`."""
+        self._paused = False
+        await self._control("resume", self._running().resume_generation())
+
+    async def sleep(self, level: int = 1) -> None:
+        """Free the device memory (level 1: weights to host memory; 2: weights dropped). A no-op on CPU."""
+        await self._control("sleep", self._running().sleep(level))
+
+    async def wake(self, tags: Sequence[str] | None = None) -> None:
+        """Undo `sleep`; tags "weights" and "kv_cache" wake one part at a time."""
+        await self._control("wake up", self._running().wake_up(list(tags) if tags else None))
+
+    async def abort(self) -> int:
+        """End all running requests; their callers get what was sampled, with finish_reason "abort"."""
+        live = list(self._live)
+        if live:
+            await self._control("abort", self._running().abort(live))
+        return len(live)
+
+    async def health(self) -> dict[str, Any]:
+        """A sign of life of the engine core itself. Raises EngineDownError when there is none in time.
+
+        While weights are received the core can't answer; the push has time-outs of its own.
+        """
+        llm = self._running()
+        if llm.errored:
+            raise EngineDownError(f"{self.name}: the engine core died")
+        if not self._updating:
+            await self._control("give a sign of life", llm.get_weight_version(), HEALTH_TIMEOUT_S)
+        return {"version": self.version, "running": len(self._live), "paused": self._paused, "unfit": self._unfit}
+
+    async def shutdown(self) -> None:
+        """End the engine core and its workers; safe to call twice."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
+
+    def _running(self) -> AsyncLLM:
+        if self._llm is None:
+            raise EngineDownError(f"{self.name} is not running")
+        return self._llm
+
+    async def _set_version(self, version: int) -> None:
+        await self._control("set the weight version", self._running().update_weight_version(str(version)))
+        self.version = version
+
+    async def _control(self, what: str, call: Awaitable[T], timeout_s: float = CONTROL_TIMEOUT_S) -> T:
+        """A named, bounded wait for the engine core."""
+        try:
+            return await asyncio.wait_for(call, timeout_s)
+        except TimeoutError as error:
+            raise EngineDownError(f"{self.name} did not {what} within {timeout_s:g} s") from error
+
+
+def to_vllm_sampling(sampling: SamplingParams) -> Any:
+    """vLLM's own sampling parameters, every one set explicitly, for one sample (n = 1).
+
+    Text is only decoded where stop strings need it. The stop string's tokens are part of the sample.
+    """
+    from vllm import SamplingParams as VllmSamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return VllmSamplingParams(
+        n=1,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        stop=list(sampling.stop) or None,
+        stop_token_ids=list(sampling.stop_token_ids) or None,
+        ignore_eos=sampling.ignore_eos,
+        seed=sampling.seed,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=bool(sampling.stop),
+        skip_special_tokens=False,
+        include_stop_str_in_output=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def expand_versions(spans: Sequence[Any] | None, length: int, current: int) -> list[int]:
+    """Weight version per token from vLLM's spans (version, start, end)."""
+    if not spans:
+        return [current] * length
+    versions: list[int] = []
+    for span in spans:
+        assert span.start == len(versions), "vLLM's weight version spans leave a gap"
+        versions.extend([int(span.version)] * (span.end - span.start))
+    assert len(versions) == length, "vLLM's weight version spans do not cover the sample"
+    return versions

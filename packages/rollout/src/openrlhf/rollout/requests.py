@@ -1,0 +1,58 @@
+"""A generation request on its way from router to engine, what can come back, and the checks at that border."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openrlhf.agents.engine import EngineError, SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateRequest:
+    """One sample to be generated. request_id names it in every message; group_id is its prompt group."""
+
+    request_id: str
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+    images: Sequence[Any] | None = None
+    group_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestFailure:
+    """A request that an engine could not serve. engine_fault: the engine is to blame, another one may serve it."""
+
+    request_id: str
+    message: str
+    engine_fault: bool
+
+
+class EngineDownError(EngineError):
+    """The engine is dead, silent or holds no valid weights; another one may serve the request."""
+
+
+class RequestRejectedError(EngineError):
+    """This request can't be served by any engine: too long, invalid, or an invalid answer."""
+
+
+def raise_failure(failure: RequestFailure) -> None:
+    """Turn a failure that crossed a process border back into its exception."""
+    raise (EngineDownError if failure.engine_fault else RequestRejectedError)(failure.message)
+
+
+def check_logprobs(request_id: str, engine: str, token_ids: Sequence[int], logprobs: Sequence[float | None]) -> None:
+    """Raises RequestRejectedError unless there is one finite log-probability, at most 0, per token.
+
+    A NaN that became JSON null arrives as None; a missing one would silently train as a ratio of 1.
+    """
+    if len(logprobs) != len(token_ids):
+        raise RequestRejectedError(
+            f"{engine}: request {request_id} returned {len(token_ids)} tokens but {len(logprobs)} log-probs"
+        )
+    for position, value in enumerate(logprobs):
+        # A little above 0 is rounding of log(1).
+        if value is None or not math.isfinite(value) or value > 1e-3:
+            raise RequestRejectedError(f"{engine}: logprob {position} of request {request_id} invalid: {value!r}")

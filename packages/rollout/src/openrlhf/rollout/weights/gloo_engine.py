@@ -1,0 +1,149 @@
+"""The engine worker's end of a weight push over gloo: a vLLM weight-transfer backend, loaded through the plugin.
+
+On CPU vLLM re-packs every linear layer for oneDNN after loading and empties the original parameter, so weights can't
+be copied into a live model. vLLM's layer-wise reload is the way that works: it puts the layers back into their
+loading state, loads, and packs again. The whole push, reload included, happens inside `update_weights`, so the engine
+never runs a step on a half-loaded model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from openrlhf.rollout.weights.group import GroupAddress, WeightGroup
+from openrlhf.rollout.weights.wire import Bucket, BucketPlan, torch_dtype, unpack
+
+
+@dataclass(kw_only=True)
+class GlooInitInfo(WeightTransferInitInfo):
+    """`GroupAddress.for_engine`, as it arrives by remote call."""
+
+    master_address: str
+    master_port: int
+    world_size: int
+    generation: int
+    rank_offset: int
+    timeout_s: float
+
+
+@dataclass(kw_only=True)
+class GlooUpdateInfo(WeightTransferUpdateInfo):
+    """What the next push brings: `BucketPlan.to_dict()` and the version."""
+
+    plan: dict[str, Any]
+    version: int
+
+
+class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
+    """Receives flat buckets from the trainer's rank 0 and loads them layer by layer."""
+
+    init_info_cls = GlooInitInfo
+    update_info_cls = GlooUpdateInfo
+    _group: WeightGroup | None = None
+
+    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
+        """Join a group, leaving an older one. Raises RuntimeError when the others don't come in time."""
+        self.shutdown()
+        address = GroupAddress(
+            master_address=init_info.master_address,
+            master_port=init_info.master_port,
+            world_size=init_info.world_size,
+            generation=init_info.generation,
+            timeout_s=init_info.timeout_s,
+        )
+        self._group = WeightGroup.join(address, init_info.rank_offset + self.parallel_config.rank)
+
+    def start_weight_update(self) -> None:
+        """Nothing to do: see `update_weights`."""
+
+    def finish_weight_update(self) -> None:
+        """Nothing to do: see `update_weights`."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """One whole push.
+
+        After a failed one the model holds a mix of old and new weights and must not serve until a later push has
+        succeeded; it can still run a step without crashing, since every layer is back in its working state.
+        """
+        info = self.parse_update_info(update_info)
+        initialize_layerwise_reload(self.model)
+        try:
+            self.receive_weights(info)
+        finally:
+            finalize_layerwise_reload(self.model, self.model_config)
+        _repack_tied_lm_head(self.model)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: GlooUpdateInfo) -> None:
+        """Receive and load all buckets. Raises RuntimeError when the sender is gone or follows another plan."""
+        if self._group is None:
+            raise RuntimeError("no weight group: init_weight_transfer must come before a push, and again after a fault")
+        try:
+            plan = BucketPlan.from_dict(update_info.plan)
+            _check_header(self._group, plan, update_info.version)
+            cast(Any, self.model).load_weights(_stream(self._group, plan))
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def shutdown(self) -> None:
+        """Leave the group."""
+        if self._group is not None:
+            self._group.close()
+        self._group = None
+
+
+def _check_header(group: WeightGroup, plan: BucketPlan, version: int) -> None:
+    got = torch.empty(2, dtype=torch.int64)
+    group.broadcast(got).wait()
+    if got.tolist() != [version, plan.digest]:
+        raise RuntimeError(
+            f"the trainer pushes version {int(got[0])} (plan {int(got[1])}), this engine was told version {version} "
+            f"(plan {plan.digest})"
+        )
+
+
+def _stream(group: WeightGroup, plan: BucketPlan) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of the push; the next bucket is received while one is loaded.
+
+    Every bucket gets memory of its own: vLLM keeps views of tensors until their layer is complete.
+    """
+
+    def receive(bucket: Bucket) -> tuple[dist.Work, Tensor]:
+        flat = torch.empty(bucket.numel, dtype=torch_dtype(bucket.dtype))
+        return group.broadcast(flat), flat
+
+    coming = receive(plan.buckets[0])
+    for number, bucket in enumerate(plan.buckets):
+        work, flat = coming
+        work.wait()
+        if number + 1 < len(plan.buckets):
+            coming = receive(plan.buckets[number + 1])
+        yield from unpack(bucket, flat)
+
+
+def _repack_tied_lm_head(model: torch.nn.Module) -> None:
+    """Give a tied lm_head the new weights.
+
+    Upstream fault (vLLM 0.32, CPU): a tied lm_head shares the embedding's parameter, but its own oneDNN copy
+    (`cpu_linear`) is not renewed by the layer-wise reload, so the old head would go on with the new body. Can go once
+    the reload re-packs tied heads itself; tests/rollout compares log-probs after a push to a tied model.
+    """
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
+            dispatch_cpu_unquantized_gemm(module, remove_weight=False)
