@@ -1,0 +1,162 @@
+"""What a worker hands to an executor: the group's context, and the engine as one sample sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from openrlhf.agents.engine import Engine, Generation, SamplingParams, Tokenizer
+from openrlhf.agents.sampling import as_sampling
+from openrlhf.agents.types import PromptItem, Trajectory
+
+Seeds = Callable[[int, int], int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleLimits:
+    """Bounds of one episode. overlong: what to do with an observation longer than its budget."""
+
+    timeout: float = 600.0
+    max_turns: int = 64
+    max_new_tokens: int | None = None
+    overlong: str = "truncate"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupContext:
+    """Everything an executor needs to roll one prompt out.
+
+    sampling: the template of every call, without seed. seeds: (sample_index, turn) -> 63-bit seed.
+    max_length: tokens of the whole sample (`--data.max_len`). max_new_tokens: cap of each generation call
+    (`--rollout.max_new_tokens`), None for "up to max_length". timeout: seconds for one reset or step.
+    overlong: "truncate" (from the left), "drop" or "error" (the sample fails and says so). slots: the worker's
+    concurrency limit, one slot per running episode.
+    """
+
+    engine: Engine
+    tokenizer: Tokenizer
+    n_samples: int
+    sampling: SamplingParams
+    seeds: Seeds
+    max_length: int
+    max_new_tokens: int | None = None
+    timeout: float = 600.0
+    max_turns: int = 64
+    overlong: str = "truncate"
+    slots: asyncio.Semaphore | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens is not None and self.max_new_tokens >= self.max_length:
+            raise ValueError(
+                f"--rollout.max_new_tokens {self.max_new_tokens!r} must be smaller than "
+                f"--data.max_len {self.max_length!r}: nothing would be left for the prompt"
+            )
+
+    @property
+    def limits(self) -> SampleLimits:
+        return SampleLimits(
+            timeout=self.timeout,
+            max_turns=self.max_turns,
+            max_new_tokens=self.max_new_tokens,
+            overlong=self.overlong,
+        )
+
+
+class GroupExecutor(Protocol):
+    """Rolls one prompt out into n samples; never raises for a sample that fails."""
+
+    async def run_group(self, item: PromptItem, ctx: GroupContext) -> list[Trajectory]: ...
+
+
+class SampleEngine:
+    """The engine as one sample sees it: adds group and seed to every call and remembers what was sampled.
+
+    This is the `llm_engine` of `AgentExecutorBase.execute`: `await llm_engine.generate(token_ids, sampling_params)`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        group_id: str = "",
+        sample_index: int = 0,
+        seeds: Seeds | None = None,
+        limits: SampleLimits | None = None,
+    ) -> None:
+        self.group_id = group_id
+        self.sample_index = sample_index
+        self.limits = limits or SampleLimits()
+        self.calls: list[Generation] = []
+        self.in_flight = 0
+        self.last_activity = time.monotonic()
+        self._engine = engine
+        self._seeds = seeds
+        self._started_calls = 0
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        sampling_params: Any,
+        images: Sequence[Any] | None = None,
+        *,
+        group_id: str = "",
+    ) -> Generation:
+        """One sample of the policy. sampling_params: our dataclass, a dict or vllm.SamplingParams."""
+        sampling = self._prepare(as_sampling(sampling_params))
+        self.in_flight += 1
+        try:
+            generation = await self._engine.generate(
+                token_ids, sampling, images or None, group_id=group_id or self.group_id
+            )
+        finally:
+            self.touch(-1)
+        self.calls.append(generation)
+        return generation
+
+    def touch(self, calls: int = 0) -> None:
+        """From now on the agent's own time counts again; `calls` is added to the calls in flight."""
+        self.in_flight += calls
+        self.last_activity = time.monotonic()
+
+    def _prepare(self, sampling: SamplingParams) -> SamplingParams:
+        cap = self.limits.max_new_tokens
+        tokens = sampling.max_tokens if cap is None else min(cap, sampling.max_tokens or cap)
+        if tokens is not None and tokens < 1:
+            raise ValueError(f"sampling_params: max_tokens must be at least 1, got {tokens!r}")
+        turn = self._started_calls
+        self._started_calls += 1
+        if sampling.seed is None and self._seeds is not None:
+            return sampling.with_(max_tokens=tokens, seed=self._seeds(self.sample_index, turn))
+        return sampling.with_(max_tokens=tokens)
+
+
+def sample_engine(engine: Engine | SampleEngine) -> SampleEngine:
+    """`engine` itself if it already belongs to a sample, else wrapped with default limits."""
+    return engine if isinstance(engine, SampleEngine) else SampleEngine(engine)
+
+
+def prompt_budget(max_length: int, max_new_tokens: int | None) -> int:
+    """Tokens a prompt may have so that a whole answer still fits; at least one token is left for the answer."""
+    allowed = max_length - (1 if max_new_tokens is None else max_new_tokens)
+    if allowed < 1:
+        raise ValueError(
+            f"--rollout.max_new_tokens {max_new_tokens!r} must be smaller than --data.max_len {max_length!r}: "
+            "nothing would be left for the prompt"
+        )
+    return allowed
+
+
+def fit_prompt(token_ids: Sequence[int], allowed: int, overlong: str) -> list[int]:
+    """The last `allowed` ids of a prompt; with overlong "drop" or "error" a longer prompt is a ValueError."""
+    assert allowed >= 1
+    if len(token_ids) <= allowed:
+        return list(token_ids)
+    if overlong != "truncate":
+        raise ValueError(
+            f"the prompt has {len(token_ids)} tokens and only {allowed} fit; raise --data.max_len, lower "
+            "--rollout.max_new_tokens or use --data.overlong_prompts truncate"
+        )
+    return list(token_ids[len(token_ids) - allowed :])

@@ -1,0 +1,337 @@
+"""Executors: how one prompt becomes n token-level samples.
+
+`AgentExecutorBase` gives an author control over every token, `MultiTurnAgentExecutor` runs an environment with
+`reset` and `step`, `SingleTurnExecutor` is one prompt, one answer, one reward. A sample that fails is data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from openrlhf.agents.context import GroupContext, SampleEngine, fit_prompt, prompt_budget, sample_engine
+from openrlhf.agents.engine import Engine, SamplingParams, Tokenizer
+from openrlhf.agents.failures import EpisodeFailed, FailureLog, describe, trajectory_of
+from openrlhf.agents.recorder import Outcome, Recorder
+from openrlhf.agents.results import as_trajectories
+from openrlhf.agents.rewards import RewardSource, apply_rewards
+from openrlhf.agents.sampling import as_sampling
+from openrlhf.agents.steps import EpisodeTotals, StepResult, read_observation, read_step
+from openrlhf.agents.supervise import supervise
+from openrlhf.agents.types import PromptItem, StopReason, Trajectory
+
+logger = logging.getLogger(__name__)
+
+
+class AgentInstanceBase(ABC):
+    """One environment, one episode: a new instance (no arguments) is made for every sample."""
+
+    async def reset(self, states: dict, **kwargs: Any) -> dict:
+        """states: observation (the prompt), label, images. Returns {"observation": the text to start from}."""
+        return {"observation": states["observation"]}
+
+    @abstractmethod
+    async def step(self, states: dict, **kwargs: Any) -> dict[str, Any]:
+        """One turn of the environment.
+
+        states: observation_text (everything before the answer), action_text (the answer, special tokens kept),
+        label, sampling_params, turn, finish_reason.
+        Returns rewards, environment_feedback and done; optional scores, extra_logs, sampling_params (for the turns
+        to come) and environment_images.
+        """
+
+
+class AgentExecutorBase(ABC):
+    """Token-level control: override `execute`; it runs once per sample, n of them at the same time.
+
+    Keep what was sampled as it was sampled: pass ids on, never text that is tokenised again.
+    """
+
+    _failures: FailureLog | None = None  # an author's __init__ may not call super().__init__()
+
+    @abstractmethod
+    async def execute(
+        self,
+        prompt: str,
+        label: Any,
+        sampling_params: Any,
+        max_length: int,
+        hf_tokenizer: Any,
+        llm_engine: Any,
+        images: Sequence[Any] | None = None,
+    ) -> Any:
+        """One sample: a `Trajectory`, a list of them (branches), or a dict with observation_tokens, action_ranges,
+        reward and optionally rollout_log_probs, scores, extra_logs, truncated, images.
+
+        llm_engine: `await llm_engine.generate(token_ids, sampling_params, images=None)` gives a `Generation`; seeds,
+        group and the cap of new tokens are added there.
+        """
+
+    async def run_group(self, item: PromptItem, ctx: GroupContext) -> list[Trajectory]:
+        """All samples of one prompt, in order of sample_index; a sample with branches gives several."""
+        return await self._run_samples(item, ctx)
+
+    async def _run_samples(self, item: PromptItem, ctx: GroupContext) -> list[Trajectory]:
+        engines = [self._sample_engine(item, ctx, i) for i in range(ctx.n_samples)]
+        tasks = [asyncio.create_task(self._run_sample(item, ctx, engine)) for engine in engines]
+        results = await supervise(tasks, engines, ctx.timeout, item)
+        trajectories = [trajectory for sample in results for trajectory in sample]
+        self._report(trajectories)
+        return trajectories
+
+    def _report(self, trajectories: Sequence[Trajectory]) -> None:
+        self._failures = self._failures or FailureLog()
+        for trajectory in trajectories:
+            self._failures.report(trajectory)
+
+    def _sample_engine(self, item: PromptItem, ctx: GroupContext, sample_index: int) -> SampleEngine:
+        return SampleEngine(
+            ctx.engine, group_id=item.group_id, sample_index=sample_index, seeds=ctx.seeds, limits=ctx.limits
+        )
+
+    async def _run_sample(self, item: PromptItem, ctx: GroupContext, engine: SampleEngine) -> list[Trajectory]:
+        try:
+            async with _slot(ctx.slots, engine):
+                result = await self._call_execute(item, ctx, engine)
+            return as_trajectories(result, item, engine, ctx.max_length)
+        except (Exception, SystemExit) as error:
+            return [trajectory_of(error, item, engine.sample_index)]
+
+    async def _call_execute(self, item: PromptItem, ctx: GroupContext, engine: SampleEngine) -> Any:
+        arguments: dict[str, Any] = {
+            "prompt": item.prompt,
+            "label": item.label,
+            "sampling_params": ctx.sampling.with_(max_tokens=ctx.max_new_tokens, seed=None),
+            "max_length": ctx.max_length,
+            "hf_tokenizer": ctx.tokenizer,
+            "llm_engine": engine,
+        }
+        if item.images or _takes_images(self.execute):
+            arguments["images"] = list(item.images) or None
+        return await self.execute(**arguments)
+
+
+class MultiTurnAgentExecutor(AgentExecutorBase):
+    """Runs `agent_class` (an `AgentInstanceBase`): generate, step, append the feedback, until done.
+
+    Every turn may sample min(max_new_tokens, max_length - tokens so far) tokens. Feedback is tokenised on its own,
+    without special tokens, and is not trained on. Rewards of all turns add up.
+    """
+
+    def __init__(self, agent_class: Callable[[], Any]) -> None:
+        self.agent_class = agent_class
+
+    async def execute(
+        self,
+        prompt: str,
+        label: Any,
+        sampling_params: Any,
+        max_length: int,
+        hf_tokenizer: Tokenizer,
+        llm_engine: Engine | SampleEngine,
+        images: Sequence[Any] | None = None,
+    ) -> Trajectory:
+        """One episode as a trajectory."""
+        engine = sample_engine(llm_engine)
+        item = PromptItem(group_id=engine.group_id, prompt=prompt, label=label, images=tuple(images or ()))
+        episode = _Episode(item, as_sampling(sampling_params), max_length, hf_tokenizer, engine)
+        try:
+            outcome = await episode.run(self.agent_class())
+        except EpisodeFailed:
+            raise
+        except Exception as error:
+            border = "engine" if episode.generating else "agent"
+            raise EpisodeFailed(border, describe(error), recorder=episode.recorder) from error
+        return episode.recorder.finish(item, engine.sample_index, outcome)
+
+
+class _Episode:
+    """The state of one multi-turn episode."""
+
+    def __init__(
+        self,
+        item: PromptItem,
+        sampling: SamplingParams,
+        max_length: int,
+        tokenizer: Tokenizer,
+        engine: SampleEngine,
+    ) -> None:
+        self.item = item
+        self.sampling = sampling
+        self.max_length = max_length
+        self.tokenizer = tokenizer
+        self.engine = engine
+        self.recorder = Recorder(images=item.images)
+        self.generating = False
+        self.text = ""
+
+    async def run(self, agent: Any) -> Outcome:
+        await self._start(agent)
+        totals = EpisodeTotals()
+        for turn in range(self.engine.limits.max_turns):
+            result = await self._turn(agent, turn)
+            totals.add(result)
+            if not self._append_feedback(result):
+                return totals.outcome(StopReason.DONE if result.done else StopReason.LENGTH)
+            if result.done:
+                return totals.outcome(StopReason.DONE)
+        return totals.outcome(StopReason.MAX_TURNS)
+
+    async def _start(self, agent: Any) -> None:
+        states = {"observation": self.item.prompt, "label": self.item.label, "images": list(self.item.images)}
+        self.text = read_observation(await self._await_agent(agent.reset(states), "reset()"))
+        ids = self.tokenizer.encode(self.text, add_special_tokens=False)
+        allowed = prompt_budget(self.max_length, self.sampling.max_tokens)
+        kept = fit_prompt(ids, allowed, "error" if self.item.images else self.engine.limits.overlong)
+        if len(kept) < len(ids):
+            warn_truncated(len(ids), allowed)
+            self.text = self.tokenizer.decode(kept, skip_special_tokens=False)
+        if not kept:
+            raise ValueError("the observation of reset() has no tokens; return at least one character")
+        self.recorder = Recorder(kept, self.item.images)
+
+    async def _turn(self, agent: Any, turn: int) -> StepResult:
+        budget = self.max_length - len(self.recorder)
+        assert budget >= 1
+        tokens = min(budget, self.sampling.max_tokens or budget)
+        self.generating = True
+        generation = await self.engine.generate(
+            self.recorder.token_ids.copy(), self.sampling.with_(max_tokens=tokens), self.recorder.images
+        )
+        self.recorder.append_sampled(generation)
+        self.generating = False
+        if generation.finish_reason == "abort":
+            raise aborted(self.recorder)
+        action_text = self.tokenizer.decode(generation.token_ids, skip_special_tokens=False)
+        states = {
+            "observation_text": self.text,
+            "action_text": action_text,
+            "label": self.item.label,
+            "sampling_params": self.sampling,
+            "turn": turn,
+            "finish_reason": generation.finish_reason,
+        }
+        result = read_step(await self._await_agent(agent.step(states), f"step() of turn {turn + 1}"))
+        self.text += action_text + result.feedback
+        self.sampling = result.sampling or self.sampling
+        return result
+
+    def _append_feedback(self, result: StepResult) -> bool:
+        """False where the context is full afterwards. Feedback that does not fit is cut, its images are dropped."""
+        ids = self.tokenizer.encode(result.feedback, add_special_tokens=False) if result.feedback else []
+        room = self.max_length - len(self.recorder)
+        if len(ids) <= room:
+            self.recorder.append_environment(ids)
+            self.recorder.images.extend(result.images)
+        elif not result.images:
+            self.recorder.append_environment(ids[:room])
+        return len(ids) < room
+
+    async def _await_agent(self, result: Any, what: str) -> Any:
+        if not inspect.isawaitable(result):
+            return result
+        seconds = self.engine.limits.timeout
+        scope = asyncio.timeout(seconds)
+        try:
+            async with scope:
+                return await result
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            message = f"{what} took longer than --agent.timeout {seconds:g} s"
+            raise EpisodeFailed("timeout", message, recorder=self.recorder, stop_reason=StopReason.TIMEOUT) from error
+
+
+class SingleTurnExecutor(AgentExecutorBase):
+    """One prompt, one answer, one reward. Without a reward source the samples come back unscored (reward None),
+    for a reward model that the learner side runs."""
+
+    def __init__(self, reward_source: RewardSource | None = None) -> None:
+        self.reward_source = reward_source
+
+    async def run_group(self, item: PromptItem, ctx: GroupContext) -> list[Trajectory]:
+        """All samples of one prompt; then one reward call for those that did not fail."""
+        trajectories = await self._run_samples(item, ctx)
+        if self.reward_source is None:
+            return trajectories
+        scored = await apply_rewards(self.reward_source, trajectories, ctx.tokenizer)
+        self._report(scored)
+        return scored
+
+    async def execute(
+        self,
+        prompt: str,
+        label: Any,
+        sampling_params: Any,
+        max_length: int,
+        hf_tokenizer: Tokenizer,
+        llm_engine: Engine | SampleEngine,
+        images: Sequence[Any] | None = None,
+    ) -> Trajectory:
+        """One answer to one prompt, unscored. A prompt over its budget is cut from the left."""
+        engine = sample_engine(llm_engine)
+        sampling = as_sampling(sampling_params)
+        item = PromptItem(group_id=engine.group_id, prompt=prompt, label=label, images=tuple(images or ()))
+        ids = hf_tokenizer.encode(prompt, add_special_tokens=False)
+        allowed = prompt_budget(max_length, sampling.max_tokens)
+        kept = fit_prompt(ids, allowed, "error" if images else engine.limits.overlong)
+        if len(kept) < len(ids):
+            warn_truncated(len(ids), allowed)
+        if not kept:
+            raise ValueError("the prompt has no tokens")
+        tokens = sampling.max_tokens or max_length - len(kept)
+        generation = await engine.generate(kept, sampling.with_(max_tokens=tokens), images)
+        recorder = Recorder(kept, item.images)
+        recorder.append_sampled(generation)
+        if generation.finish_reason == "abort":
+            raise aborted(recorder)
+        reason = StopReason.LENGTH if generation.finish_reason == "length" else StopReason.STOP
+        return recorder.finish(item, engine.sample_index, Outcome(stop_reason=reason))
+
+
+def aborted(recorder: Recorder) -> EpisodeFailed:
+    return EpisodeFailed("engine", "the engine aborted the request", recorder=recorder, stop_reason=StopReason.ABORTED)
+
+
+_truncated_prompts = 0
+
+
+def warn_truncated(tokens: int, allowed: int) -> None:
+    """Counts left-truncated prompts and warns at the 1st, 10th, 100th, ..."""
+    global _truncated_prompts
+    _truncated_prompts += 1
+    digits = str(_truncated_prompts)
+    if digits.strip("0") == "1":
+        logger.warning(
+            "%d prompt(s) cut from the left so far: this one has %d tokens and %d fit; see --data.overlong_prompts",
+            _truncated_prompts,
+            tokens,
+            allowed,
+        )
+
+
+def _takes_images(execute: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(execute).parameters.values()
+    return any(p.name == "images" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+@asynccontextmanager
+async def _slot(slots: asyncio.Semaphore | None, engine: SampleEngine):
+    """A place among the worker's running episodes; waiting for it is not the agent's time."""
+    if slots is None:
+        yield
+        return
+    engine.in_flight += 1
+    try:
+        await slots.acquire()
+    finally:
+        engine.touch(-1)
+    try:
+        yield
+    finally:
+        slots.release()

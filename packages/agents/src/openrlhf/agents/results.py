@@ -1,0 +1,158 @@
+"""What `execute` returns, as trajectories: ours, several of ours, or the dict of token lists.
+
+The dict has observation_tokens (the whole sequence), action_ranges (start, end) of what the policy sampled, reward,
+and optionally rollout_log_probs, scores, extra_logs, truncated, images.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from openrlhf.agents.context import SampleEngine
+from openrlhf.agents.engine import Generation
+from openrlhf.agents.recorder import Outcome, Recorder, check_generation
+from openrlhf.agents.types import PromptItem, StopReason, Trajectory
+from openrlhf.agents.values import finite_logs, to_float, to_plain
+
+
+def as_trajectories(result: Any, item: PromptItem, engine: SampleEngine, max_length: int) -> list[Trajectory]:
+    """The samples of one `execute` call. Raises ValueError where the result keeps no contract."""
+    if isinstance(result, Mapping):
+        return [_from_dict(result, item, engine, max_length)]
+    several = list(result) if isinstance(result, (list, tuple)) else [result]
+    if not several or not all(isinstance(t, Trajectory) for t in several):
+        raise ValueError(
+            "execute() must return a Trajectory, a list of them, or a dict with observation_tokens, action_ranges and "
+            f"reward; got {type(result).__name__}: {result!r}"
+        )
+    return [_own(trajectory, item, engine.sample_index, max_length) for trajectory in several]
+
+
+def _own(trajectory: Trajectory, item: PromptItem, sample_index: int, max_length: int) -> Trajectory:
+    if len(trajectory.token_ids) > max_length:
+        raise ValueError(
+            f"execute() returned {len(trajectory.token_ids)} tokens, more than --data.max_len {max_length}"
+        )
+    return replace(trajectory, group_id=item.group_id, sample_index=sample_index, prompt=item.prompt, label=item.label)
+
+
+def _from_dict(result: Mapping[str, Any], item: PromptItem, engine: SampleEngine, max_length: int) -> Trajectory:
+    missing = [key for key in ("observation_tokens", "action_ranges") if result.get(key) is None]
+    if missing:
+        raise ValueError(f"execute() returned a dict without {missing}; it has {sorted(result)}")
+    ids = [int(i) for i in to_plain(result["observation_tokens"])]
+    ranges = _read_ranges(result["action_ranges"], len(ids))
+    given = result.get("rollout_log_probs")
+    logprobs = None if given is None else _read_logprobs(given, len(ids))
+    recorder = Recorder(ids[: ranges[0][0]] if ranges else ids, tuple(result.get("images") or item.images))
+    for start, end, generation in _attribute(ids, ranges, logprobs, engine.calls):
+        recorder.append_environment(ids[len(recorder) : start])
+        recorder.append_sampled(generation)
+        assert len(recorder) == end
+    recorder.append_environment(ids[len(recorder) :])
+    return _finish(_cut(recorder, max_length), result, item, engine.sample_index, truncated=len(ids) > max_length)
+
+
+def _finish(
+    recorder: Recorder, result: Mapping[str, Any], item: PromptItem, sample_index: int, *, truncated: bool
+) -> Trajectory:
+    reward = _optional(result.get("reward"), "reward")
+    score = _optional(result.get("scores"), "scores")
+    truncated = truncated or bool(to_plain(result.get("truncated") or False))
+    outcome = Outcome(
+        stop_reason=StopReason.LENGTH if truncated else StopReason.DONE,
+        reward=reward,
+        score=reward if score is None else score,
+        extra_logs=finite_logs(result.get("extra_logs")),
+    )
+    return recorder.finish(item, sample_index, outcome)
+
+
+def _optional(value: Any, name: str) -> float | None:
+    if value is None:
+        return None
+    number = to_float(value, f'execute() "{name}"')
+    if not math.isfinite(number):
+        raise ValueError(f'execute() returned a non-finite "{name}": {number!r}')
+    return number
+
+
+def _read_ranges(value: Any, length: int) -> list[tuple[int, int]]:
+    ranges = [(int(start), int(end)) for start, end in to_plain(value)]
+    last = 0
+    for start, end in ranges:
+        if not last <= start <= end <= length:
+            raise ValueError(
+                f"execute(): action_ranges must be ascending (start, end) pairs within {length} tokens, got {ranges!r}"
+            )
+        last = end
+    return ranges
+
+
+def _read_logprobs(value: Any, length: int) -> list[float]:
+    logprobs = list(to_plain(value))
+    if len(logprobs) != length:
+        raise ValueError(
+            f"execute(): rollout_log_probs must have one value per observation token ({length}, 0.0 where nothing was "
+            f"sampled), got {len(logprobs)}"
+        )
+    return [float(v) for v in logprobs]
+
+
+def _attribute(
+    ids: Sequence[int],
+    ranges: Sequence[tuple[int, int]],
+    logprobs: Sequence[float] | None,
+    calls: Sequence[Generation],
+) -> list[tuple[int, int, Generation]]:
+    """Finds for every action range the generation call that sampled it, in order, for its log-probs and versions."""
+    found = []
+    unused = list(calls)
+    for start, end in ranges:
+        tokens = list(ids[start:end])
+        match = next((i for i, call in enumerate(unused) if list(call.token_ids[: end - start]) == tokens), None)
+        call = None
+        if match is not None:
+            call = unused[match]
+            del unused[: match + 1]
+        found.append((start, end, _generation(tokens, None if logprobs is None else logprobs[start:end], call, calls)))
+    return found
+
+
+def _generation(
+    tokens: list[int], logprobs: Sequence[float] | None, call: Generation | None, calls: Sequence[Generation]
+) -> Generation:
+    n = len(tokens)
+    if logprobs is None:
+        if call is None:
+            raise ValueError(
+                f"execute(): the action tokens {tokens[:8]!r}... were not sampled by llm_engine and have no "
+                "rollout_log_probs; return sampled ids unchanged"
+            )
+        logprobs = call.logprobs[:n]
+    # Tokens of an unknown call are as stale as the oldest call of the episode.
+    oldest = min((v for c in calls for v in c.versions), default=-1)
+    versions = [oldest] * n if call is None else list(call.versions[:n])
+    generation = Generation(
+        token_ids=tokens,
+        logprobs=list(logprobs),
+        versions=versions,
+        finish_reason="stop" if call is None else call.finish_reason,
+    )
+    check_generation(generation)
+    return generation
+
+
+def _cut(recorder: Recorder, max_length: int) -> Recorder:
+    if len(recorder) <= max_length:
+        return recorder
+    for values in (recorder.token_ids, recorder.trainable, recorder.logprobs, recorder.versions):
+        del values[max_length:]
+    recorder.turns = [
+        replace(turn, end=min(turn.end, max_length)) for turn in recorder.turns if turn.start < max_length
+    ]
+    recorder.prompt_length = min(recorder.prompt_length, max_length)
+    return recorder

@@ -1,0 +1,57 @@
+"""Sampling parameters as authors give them: our dataclass, a dict, or an object such as `vllm.SamplingParams`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from openrlhf.agents.engine import SamplingParams
+
+FIELDS = tuple(field.name for field in fields(SamplingParams))
+# Settings of vllm.SamplingParams that would change a sample and that the engine border does not carry.
+UNSUPPORTED = ("logit_bias", "bad_words", "allowed_token_ids", "structured_outputs")
+
+
+def as_sampling(value: Any) -> SamplingParams:
+    """A `SamplingParams` from any accepted form. Raises ValueError for unknown keys, n > 1 and unsupported settings."""
+    if isinstance(value, SamplingParams):
+        return value
+    if isinstance(value, Mapping):
+        return _from_mapping(value)
+    if hasattr(value, "temperature"):
+        return _from_object(value)
+    raise ValueError(
+        f"sampling_params must be openrlhf.agents.engine.SamplingParams, a dict or vllm.SamplingParams, got {value!r}"
+    )
+
+
+def _from_mapping(value: Mapping[str, Any]) -> SamplingParams:
+    known = dict(value)
+    _check_n(known.pop("n", 1))
+    unknown = sorted(set(known) - set(FIELDS))
+    if unknown:
+        raise ValueError(f"sampling_params: unknown keys {unknown}; known keys are {list(FIELDS)}")
+    return SamplingParams(**_clean(known))
+
+
+def _from_object(value: Any) -> SamplingParams:
+    _check_n(getattr(value, "n", 1))
+    changed = [name for name in UNSUPPORTED if getattr(value, name, None)]
+    if changed:
+        raise ValueError(f"sampling_params: {changed} cannot be changed by an agent; leave them unset")
+    return SamplingParams(**_clean({name: getattr(value, name) for name in FIELDS if hasattr(value, name)}))
+
+
+def _check_n(n: Any) -> None:
+    if n not in (1, None):
+        raise ValueError(f"sampling_params: n must be 1 (every sample is its own request), got {n!r}")
+
+
+def _clean(values: dict[str, Any]) -> dict[str, Any]:
+    stop = values.get("stop")
+    values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    values["stop_token_ids"] = tuple(values.get("stop_token_ids") or ())
+    if values.get("top_k") == 0:  # vllm's other spelling of "all tokens"
+        values["top_k"] = -1
+    return values

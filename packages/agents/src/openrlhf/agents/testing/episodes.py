@@ -1,0 +1,57 @@
+"""Runs agents against a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from openrlhf.agents.context import GroupContext
+from openrlhf.agents.engine import Engine, SamplingParams
+from openrlhf.agents.executor import AgentExecutorBase, MultiTurnAgentExecutor
+from openrlhf.agents.seeds import sample_seed
+from openrlhf.agents.testing.engine import Script, ScriptedEngine
+from openrlhf.agents.testing.tokenizer import ByteTokenizer
+from openrlhf.agents.types import PromptItem, Trajectory
+
+T = TypeVar("T")
+
+
+def make_context(engine: Engine | Script, **changes: Any) -> GroupContext:
+    """A context around an engine or a script with test-sized limits; `changes` are fields of `GroupContext`."""
+    values: dict[str, Any] = {
+        "engine": engine if hasattr(engine, "generate") else ScriptedEngine(engine),  # type: ignore[arg-type]
+        "tokenizer": ByteTokenizer(),
+        "n_samples": 1,
+        "sampling": SamplingParams(),
+        "seeds": lambda sample, turn: sample_seed(0, False, 0, 0, sample, turn),
+        "max_length": 4096,
+        "timeout": 10.0,
+    }
+    return GroupContext(**{**values, **changes})
+
+
+def run_group(
+    agent: Any, script: Engine | Script, prompt: str = "hello", *, label: Any = "", images: Any = (), **changes: Any
+) -> list[Trajectory]:
+    """All samples of one prompt. agent: an executor, an executor class, or an agent class with reset and step."""
+    item = PromptItem(group_id="test", prompt=prompt, label=label, images=images)
+    return _run(as_executor(agent).run_group(item, make_context(script, **changes)))
+
+
+def run_episode(
+    agent: Any, script: Engine | Script, prompt: str = "hello", *, label: Any = "", **changes: Any
+) -> Trajectory:
+    """One episode: `run_episode(MyAgent, ["first answer", "second answer"], prompt="2+2?", label="4").reward`."""
+    return run_group(agent, script, prompt, label=label, **{**changes, "n_samples": 1})[0]
+
+
+def as_executor(agent: Any) -> Any:
+    """An executor from an executor, an executor class, or an agent class."""
+    if isinstance(agent, type):
+        return agent() if issubclass(agent, AgentExecutorBase) else MultiTurnAgentExecutor(agent)
+    return agent
+
+
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(coroutine)

@@ -1,0 +1,69 @@
+"""Reads numbers that authors return: floats, ints, booleans, numpy or tensors of any type, without importing any of
+those libraries (they all have `.tolist()` or `.item()`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def to_plain(value: Any) -> Any:
+    """Tensors and arrays as (nested) lists or numbers; everything else unchanged."""
+    for method in ("tolist", "item"):
+        read = getattr(value, method, None)
+        if callable(read):
+            return read()
+    return value
+
+
+def to_float(value: Any, name: str) -> float:
+    """One number out of a number, a 0-d or one-element tensor, or a list of one. Raises ValueError naming `name`."""
+    plain = to_plain(value)
+    while isinstance(plain, Sequence) and not isinstance(plain, (str, bytes)) and len(plain) == 1:
+        plain = to_plain(plain[0])
+    if isinstance(plain, (bool, int, float)):
+        return float(plain)
+    raise ValueError(f"{name} must be one number (float, int, bool, 0-d tensor), got {value!r}")
+
+
+def to_floats(value: Any, count: int, name: str) -> list[float | None]:
+    """`count` numbers out of a tensor [count] or [count, 1], an array, a list, or one number where count is 1.
+
+    None stays None (no value for that sample). Raises ValueError that shows both counts.
+    """
+    plain = to_plain(value)
+    if isinstance(plain, (bool, int, float)):
+        plain = [plain]
+    if isinstance(plain, tuple):
+        plain = list(plain)
+    if not isinstance(plain, list):
+        raise ValueError(f"{name} must be {count} numbers, one per sample, got {type(value).__name__}: {value!r}")
+    if count == 1 and len(plain) == 1 and isinstance(plain[0], list):
+        plain = plain[0]
+    if len(plain) != count:
+        raise ValueError(f"{name} must have one value per sample: got {len(plain)}, expected {count}")
+    return [None if item is None else to_float(item, f"{name}[{i}]") for i, item in enumerate(plain)]
+
+
+def finite_logs(logs: Any) -> dict[str, float]:
+    """The entries of an author's metric dict that are finite numbers; text, None, lists and NaN are left out."""
+    if logs is None:
+        return {}
+    if not isinstance(logs, Mapping):
+        raise ValueError(f"extra_logs must be a dict of numbers, got {type(logs).__name__}: {logs!r}")
+    kept: dict[str, float] = {}
+    for key, value in logs.items():
+        number = as_number(value)
+        if number is not None:
+            kept[str(key)] = number
+    return kept
+
+
+def as_number(value: Any) -> float | None:
+    """The finite number in `value`, or None where there is none."""
+    try:
+        number = to_float(value, "value")
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
