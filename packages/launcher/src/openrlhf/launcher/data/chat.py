@@ -1,0 +1,148 @@
+"""A prompt field as the text that the model continues: chat template, input template, special tokens in user text.
+
+The text is complete: tokenised **without** adding special tokens it gives exactly the ids of the prompt. A templated
+prompt is what the template wrote, with or without a BOS (as in the tokenizer's own `apply_chat_template`); plain text
+gets the BOS in front when the tokenizer would add one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+ZERO_WIDTH_SPACE = "\u200b"
+ESCAPE = "escape"
+SPECIAL_TOKEN_POLICIES = ("warn", ESCAPE)
+
+
+class PromptError(ValueError):
+    """A row that cannot become a prompt; the caller adds the row's place and the field."""
+
+
+@dataclass
+class ChatRenderer:
+    """Renders prompt fields with one tokenizer.
+
+    tokenizer: a Hugging Face tokenizer. apply_chat_template: render message lists (a string is one user message).
+    input_template: text with one `{}` for the prompt, used where no chat template is applied.
+    special_tokens: what happens to special tokens spelled out in message text (`<|im_end|>` typed by a user):
+    "warn" leaves them (they become real special tokens; `injected` counts the prompts), "escape" puts a zero-width
+    space after their first character, so that they stay text in training and serving alike.
+    """
+
+    tokenizer: Any
+    apply_chat_template: bool = False
+    input_template: str | None = None
+    special_tokens: str = "warn"
+    injected: int = 0
+
+    def __post_init__(self) -> None:
+        if self.special_tokens not in SPECIAL_TOKEN_POLICIES:
+            raise ValueError(f"special_tokens must be one of {SPECIAL_TOKEN_POLICIES}, got {self.special_tokens!r}")
+        if self.apply_chat_template and self.input_template is not None:
+            raise ValueError("--data.input_template has no effect with --data.apply_chat_template; drop one of them")
+        if self.apply_chat_template and self.tokenizer.chat_template is None:
+            raise ValueError(
+                f"--data.apply_chat_template: the tokenizer of {self.tokenizer.name_or_path!r} has no chat template; "
+                "drop the flag or use a model with one"
+            )
+        if self.input_template is not None and self.input_template.count("{}") != 1:
+            raise ValueError(f"--data.input_template must contain {{}} exactly once, got {self.input_template!r}")
+        self._special = _special_pattern(self.tokenizer)
+        bos = self.tokenizer.bos_token
+        adds_bos = bos is not None and self.tokenizer("a")["input_ids"][0] == self.tokenizer.bos_token_id
+        self._bos = bos if adds_bos else ""
+
+    def render(self, value: Any, tools: Any = None) -> str:
+        """The prompt text of one field. `tools` is handed to the chat template. Raises PromptError."""
+        text = self._render_chat(value, tools) if self.apply_chat_template else self._render_plain(value)
+        if not text:
+            raise PromptError("expected a prompt, got an empty string")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            wrong = text[error.start : error.end]
+            raise PromptError(f"expected valid Unicode, got {wrong!r} ({error.reason})") from None
+        return text
+
+    def _render_plain(self, value: Any) -> str:
+        if isinstance(value, list):
+            raise PromptError("expected a string, got a list of messages; add --data.apply_chat_template")
+        if not isinstance(value, str):
+            raise PromptError(f"expected a string, got {type(value).__name__}: {value!r:.80}")
+        text = self._clean(value)
+        if self.input_template is not None:
+            text = self.input_template.replace("{}", text)
+        return text if not self._bos or text.startswith(self._bos) else self._bos + text
+
+    def _render_chat(self, value: Any, tools: Any) -> str:
+        messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
+        check_messages(messages)
+        before = self.injected
+        messages = [self._clean_message(m) for m in messages]
+        self.injected = min(self.injected, before + 1)
+        try:
+            return self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates raise whatever they like: a TemplateError, a TypeError, a KeyError
+            raise PromptError(f"the chat template refused the messages: {type(error).__name__}: {error}") from error
+
+    def _clean_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        calls = message.get("tool_calls")
+        changed = {} if calls is None else {"tool_calls": _parse_arguments(calls)}
+        return {**message, "content": self._clean_content(message.get("content")), **changed}
+
+    def _clean_content(self, content: Any) -> Any:
+        if isinstance(content, str):
+            return self._clean(content)
+        if isinstance(content, list):
+            return [{**p, "text": self._clean(p["text"])} if isinstance(p.get("text"), str) else p for p in content]
+        return content
+
+    def _clean(self, text: str) -> str:
+        if self._special is None or self._special.search(text) is None:
+            return text
+        self.injected += 1
+        if self.special_tokens != ESCAPE:
+            return text
+        return self._special.sub(lambda m: m[0][0] + ZERO_WIDTH_SPACE + m[0][1:], text)
+
+
+def check_messages(messages: Any) -> None:
+    """PromptError unless these are chat messages: a non-empty list of objects with a role and a content."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise PromptError(f"expected a string or a list of messages, got {type(messages).__name__}: {messages!r:.80}")
+    if not messages:
+        raise PromptError("expected at least one message, got an empty list")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise PromptError(f'message {i}: expected an object with "role" and "content", got {message!r:.80}')
+        content = message.get("content")
+        parts_ok = isinstance(content, list) and all(isinstance(p, Mapping) for p in content)
+        if not (content is None or isinstance(content, str) or parts_ok):
+            raise PromptError(f"message {i}: content must be a string or a list of parts, got {content!r:.80}")
+
+
+def _parse_arguments(calls: Sequence[Any]) -> list[Any]:
+    """Tool calls with `function.arguments` as a mapping: JSON text on the wire, but templates want the object."""
+    parsed = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        if isinstance(arguments, str):
+            try:
+                call = {**call, "function": {**call["function"], "arguments": json.loads(arguments or "{}")}}
+            except json.JSONDecodeError as error:
+                raise PromptError(f"tool call arguments are not JSON: {arguments!r:.80} ({error})") from None
+        parsed.append(call)
+    return parsed
+
+
+def _special_pattern(tokenizer: Any) -> re.Pattern[str] | None:
+    """Matches the special tokens of more than one character that text can spell out."""
+    names = {t.content for t in tokenizer.added_tokens_decoder.values() if t.special}
+    names |= set(tokenizer.all_special_tokens)
+    names = {n for n in names if len(n) > 1}
+    return re.compile("|".join(re.escape(n) for n in sorted(names, key=len, reverse=True))) if names else None

@@ -1,0 +1,336 @@
+"""Prompt data of RL: rows -> `PromptItem`s, checked in one pass before any model is loaded.
+
+Rows are read again when drawn, so memory stays at a few dozen bytes per row, however many rows repeat a prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+
+from openrlhf.agents.types import PromptItem
+from openrlhf.launcher.data.blend import Blend, blend, parse_probs
+from openrlhf.launcher.data.chat import ESCAPE, ChatRenderer, PromptError
+from openrlhf.launcher.data.locate import list_entries, open_dataset
+from openrlhf.launcher.data.rows import Row, Rows, has_key, lookup, spell
+
+log = logging.getLogger(__name__)
+
+DEFAULT_IMAGE_KEY = "images"
+_TOKENIZE_BATCH = 256
+_CACHE_LIMIT = 200_000  # lengths of distinct prompts that are remembered while scanning
+_EXTRA_TOKENS = 8  # tokens that a tokenizer may add without text: prefix space, BOS
+
+
+class PromptData(Protocol):
+    """The `data.*` options that prompts depend on (`launcher.config.DataConfig`)."""
+
+    @property
+    def prompt_dataset(self) -> str | None: ...
+    @property
+    def prompt_probs(self) -> str | None: ...
+    @property
+    def prompt_split(self) -> str: ...
+    @property
+    def input_key(self) -> str: ...
+    @property
+    def label_key(self) -> str | None: ...
+    @property
+    def input_template(self) -> str | None: ...
+    @property
+    def apply_chat_template(self) -> bool: ...
+    @property
+    def image_key(self) -> str: ...
+    @property
+    def max_images_per_prompt(self) -> int: ...
+    @property
+    def max_len(self) -> int: ...
+    @property
+    def overlong_prompts(self) -> str: ...
+    @property
+    def max_samples(self) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptCounts:
+    """What the scan found: rows read, prompts over their budget, of those dropped, prompts with special tokens."""
+
+    rows: int
+    overlong: int
+    dropped: int
+    injected: int
+
+
+class PromptDataset:
+    """Prompts by number, 0..len-1, in file order; `PromptSampler` shuffles them.
+
+    Two rows with the same prompt are two prompts: `group_id` is made of episode and row, never of the text.
+    """
+
+    def __init__(self, sources: Sequence[Rows], plan: Blend, reader: PromptReader, counts: PromptCounts) -> None:
+        self._sources = sources
+        self._plan = plan
+        self._reader = reader
+        self.counts = counts
+
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    def item(self, index: int, *, episode: int = 0, position: int = 0) -> PromptItem:
+        """Prompt number `index`, as place `position` of an episode."""
+        rows = self._sources[int(self._plan.source[index])]
+        row_index = int(self._plan.row[index])
+        prompt, label, images, datasource = self._reader.read(rows, row_index)
+        return PromptItem(
+            group_id=f"e{episode}-p{index}",
+            prompt=prompt,
+            label=label,
+            images=images,
+            datasource=datasource,
+            position=position,
+            episode=episode,
+        )
+
+    def items(self, episode: int = 0) -> list[PromptItem]:
+        """All prompts in file order: what an evaluation uses."""
+        return [self.item(i, episode=episode, position=i) for i in range(len(self))]
+
+
+def load_prompts(
+    data: PromptData,
+    tokenizer: Any,
+    *,
+    max_new_tokens: int | None = None,
+    seed: int = 42,
+    dataset: str | None = None,
+    split: str | None = None,
+    special_tokens: str = "warn",
+) -> PromptDataset:
+    """Find, check and measure the prompts. Needs the tokenizer, no model.
+
+    max_new_tokens: `--rollout.max_new_tokens`; the prompt budget is `data.max_len` minus this (or minus 1).
+    dataset, split: the evaluation's, in place of `data.prompt_dataset` and `data.prompt_split`.
+    special_tokens: see `ChatRenderer`.
+    Raises ValueError: nothing found at a path, a key that no row has (with the available columns), a bad row (with
+    its place, field and what was expected), an overlong prompt under `--data.overlong_prompts error`.
+    """
+    flag = "--data.prompt_dataset" if dataset is None else "--eval.dataset"
+    entries = list_entries(dataset or data.prompt_dataset, flag=flag)
+    probs = parse_probs(data.prompt_probs, len(entries), flag="--data.prompt_probs") if dataset is None else None
+    renderer = ChatRenderer(
+        tokenizer,
+        apply_chat_template=data.apply_chat_template,
+        input_template=data.input_template,
+        special_tokens=special_tokens,
+    )
+    reader = PromptReader(data, renderer, prompt_budget(data.max_len, max_new_tokens))
+    sources = [open_dataset(e, split=split or data.prompt_split, flag=flag) for e in entries]
+    overlong = [_scan(rows, reader, flag, limit=data.max_samples) for rows in sources]
+    plan = blend([len(o) for o in overlong], probs=probs, max_samples=data.max_samples, seed=seed)
+    too_long = np.array([overlong[s][r] for s, r in zip(plan.source, plan.row, strict=True)], dtype=bool)
+    counts = _report(too_long, reader, flag)
+    if counts.dropped:
+        plan = Blend(source=plan.source[~too_long], row=plan.row[~too_long])
+    if not len(plan):
+        raise ValueError(f"{flag}: no prompt is left of {counts.rows} rows; raise --data.max_len")
+    return PromptDataset(sources, plan, reader, counts)
+
+
+def prompt_budget(max_len: int, max_new_tokens: int | None) -> int:
+    """Most tokens of a prompt: what `data.max_len` leaves beside the answer (at least one token of it)."""
+    budget = max_len - (max_new_tokens or 1)
+    if budget < 1:
+        raise ValueError(
+            f"--rollout.max_new_tokens {max_new_tokens!r} leaves no room for a prompt within --data.max_len {max_len}; "
+            "lower the one or raise the other"
+        )
+    return budget
+
+
+class PromptReader:
+    """Turns one row into prompt text, label, images and datasource, the same way for every source."""
+
+    def __init__(self, data: PromptData, renderer: ChatRenderer, budget: int) -> None:
+        self.data = data
+        self.renderer = renderer
+        self.budget = budget
+
+    def read(self, rows: Rows, index: int) -> tuple[str, Any, Sequence[Any], str]:
+        """(prompt, label, images, datasource) of a checked row; the prompt is cut to its budget."""
+        row = rows[index]
+        text = self.render(row)
+        images = self.images(row)
+        if not images and not self.surely_fits(text):
+            text = truncate_left(text, self.renderer.tokenizer, self.budget)
+        label = "" if self.data.label_key is None else rows.spelled(index, self.data.label_key)
+        return text, label, images, str(spell(row.get("datasource") or "default"))
+
+    def render(self, row: Row) -> str:
+        """The prompt text, not cut. Raises PromptError."""
+        if not has_key(row, self.data.input_key):
+            raise PromptError("expected a prompt, but the row has no such field")
+        return self.renderer.render(lookup(row, self.data.input_key), _tools(row))
+
+    def images(self, row: Row) -> Sequence[Any]:
+        """The row's images as the file has them; one image is a list of one. Raises PromptError on too many."""
+        value = lookup(row, self.data.image_key)
+        images = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+        if len(images) > self.data.max_images_per_prompt:
+            raise PromptError(
+                f"{len(images)} images in field {self.data.image_key!r}, but --data.max_images_per_prompt is "
+                f"{self.data.max_images_per_prompt}"
+            )
+        return images
+
+    def surely_fits(self, text: str) -> bool:
+        """True where no tokenizer can need more tokens than the budget: ASCII text has at most one per character."""
+        return text.isascii() and len(text) + _EXTRA_TOKENS <= self.budget
+
+
+def truncate_left(text: str, tokenizer: Any, budget: int) -> str:
+    """The end of the text that tokenises to at most `budget` tokens; a leading BOS is kept."""
+    bos = tokenizer.bos_token or ""
+    head = bos if bos and text.startswith(bos) else ""
+    body = text[len(head) :]
+    room = keep = budget - (1 if head else 0)
+    ids = _encode(tokenizer, body)
+    if len(ids) <= room:
+        return text
+    while keep > 0:
+        tail = tokenizer.decode(ids[-keep:], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        tail = tail.lstrip("\ufffd")  # a character of which the cut took the first bytes
+        if len(_encode(tokenizer, tail)) <= room:
+            return head + tail
+        keep -= 1
+    return head
+
+
+def _encode(tokenizer: Any, text: str | list[str]) -> Any:
+    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def _scan(rows: Rows, reader: PromptReader, flag: str, *, limit: int) -> np.ndarray:
+    """Check the first `limit` rows; True where a prompt is over its budget, [rows] bool."""
+    size = min(len(rows), limit)
+    if size == 0:
+        raise ValueError(f"{flag}: {rows.name} has no rows")
+    data = reader.data
+    _check_columns(rows, data)
+    lengths = _Lengths(reader, size)
+    labels = 0
+    for index, row in enumerate(islice(rows, size)):
+        field = data.input_key
+        try:
+            if not lengths.seen(index, row):
+                lengths.add(index, row, reader.render(row))
+            field = data.image_key
+            reader.images(row)
+        except PromptError as error:
+            raise ValueError(f"{rows.where(index)}, field {field!r}: {error}") from error
+        labels += data.label_key is None or has_key(row, data.label_key)
+    if labels == 0:
+        raise ValueError(_no_key("--data.label_key", str(data.label_key), rows))
+    return lengths.finish()
+
+
+class _Lengths:
+    """Which rows are too long, with one rendering and one tokenisation per distinct prompt, in batches."""
+
+    def __init__(self, reader: PromptReader, size: int) -> None:
+        self._reader = reader
+        self._overlong = np.zeros(size, dtype=bool)
+        self._known: dict[int, bool] = {}
+        self._texts: dict[int, str] = {}
+        self._rows: dict[int, list[int]] = {}
+
+    def seen(self, index: int, row: Row) -> bool:
+        """True, and the row is settled, where the same prompt came before."""
+        key = self._key(row)
+        if key in self._known:
+            self._overlong[index] = self._known[key]
+        elif key in self._texts:
+            self._rows[key].append(index)
+        return key in self._known or key in self._texts
+
+    def add(self, index: int, row: Row, text: str) -> None:
+        """A new prompt with its rendered text. Prompts with images are measured by the engine, not here."""
+        key = self._key(row)
+        if len(self._known) >= _CACHE_LIMIT:
+            self._known.clear()
+        if self._reader.surely_fits(text) or lookup(row, self._reader.data.image_key):
+            self._known[key] = False
+            return
+        self._texts[key], self._rows[key] = text, [index]
+        if len(self._texts) >= _TOKENIZE_BATCH:
+            self._measure()
+
+    def finish(self) -> np.ndarray:
+        """True where a row is over the budget, [rows] bool."""
+        self._measure()
+        return self._overlong
+
+    def _measure(self) -> None:
+        if not self._texts:
+            return
+        ids = _encode(self._reader.renderer.tokenizer, list(self._texts.values()))
+        for key, tokens in zip(self._texts, ids, strict=True):
+            self._known[key] = len(tokens) > self._reader.budget
+            self._overlong[self._rows[key]] = self._known[key]
+        self._texts.clear()
+        self._rows.clear()
+
+    def _key(self, row: Row) -> int:
+        data = self._reader.data
+        return hash(repr((lookup(row, data.input_key), row.get("tools"), bool(lookup(row, data.image_key)))))
+
+
+def _check_columns(rows: Rows, data: PromptData) -> None:
+    """ValueError when a key that was asked for is in no row: with the fields that are there."""
+    wanted = [("--data.input_key", data.input_key)]
+    if data.label_key is not None:
+        wanted.append(("--data.label_key", data.label_key))
+    if data.image_key != DEFAULT_IMAGE_KEY:
+        wanted.append(("--data.image_key", data.image_key))
+    first = rows[0]
+    for flag, key in wanted:
+        if not has_key(first, key) and key not in rows.columns and key.split(".")[0] not in rows.columns:
+            raise ValueError(_no_key(flag, key, rows))
+
+
+def _no_key(flag: str, key: str, rows: Rows) -> str:
+    nested = [f"{k}.{inner}" for k, v in rows[0].items() if isinstance(v, Mapping) for inner in v]
+    return f"{flag} {key!r}: {rows.name} has no such field; it has {', '.join([*rows.columns, *nested])}"
+
+
+def _tools(row: Row) -> Any:
+    """The row's tool descriptions for the chat template: a list, or JSON text of one."""
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except json.JSONDecodeError as error:
+            raise PromptError(f"field 'tools': expected a list or its JSON text ({error})") from error
+    return tools or None
+
+
+def _report(too_long: np.ndarray, reader: PromptReader, flag: str) -> PromptCounts:
+    """Apply `--data.overlong_prompts` and say how many prompts it concerns."""
+    policy, budget = reader.data.overlong_prompts, reader.budget
+    count = int(too_long.sum())
+    what = f"{flag}: {count} of {len(too_long)} prompts are longer than {budget} tokens"
+    if count and policy == "error":
+        raise ValueError(f"{what} (first: row {int(np.argmax(too_long))}); raise --data.max_len or drop them")
+    if count:
+        log.warning("%s; they are %s", what, "dropped" if policy == "drop" else "cut from the left")
+    if reader.renderer.injected:
+        escaped = reader.renderer.special_tokens == ESCAPE
+        fate = "kept as text" if escaped else "read as real special tokens"
+        log.warning("%s: %d prompts spell out special tokens; these are %s", flag, reader.renderer.injected, fate)
+    dropped = count if policy == "drop" else 0
+    return PromptCounts(rows=len(too_long), overlong=count, dropped=dropped, injected=reader.renderer.injected)
