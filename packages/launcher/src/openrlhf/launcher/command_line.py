@@ -1,0 +1,68 @@
+"""What every trainer's main does before its work: parse, resolve, check, say what is surprising."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from openrlhf.launcher.commands import SERVE_RM, TRAIN_PPO_RAY, Command
+from openrlhf.launcher.help_text import help_text
+from openrlhf.launcher.machine import Machine, detect_machine
+from openrlhf.launcher.parsing import UsageError, parse, wants_help
+from openrlhf.launcher.resolve import resolve, resolve_serve_rm, resolve_supervised
+from openrlhf.launcher.rules import check_rules, check_supervised_rules, warnings_of
+from openrlhf.launcher.saved import config_toml
+from openrlhf.launcher.unsupported import unsupported
+
+USAGE_EXIT = 2
+
+
+def prepare(command: Command, argv: Sequence[str], machine: Machine) -> tuple[Any, list[str]]:
+    """The configuration that runs and the lines to print before it does; UsageError lists everything wrong."""
+    return finish(command, parse(command, argv).config, machine)
+
+
+def finish(command: Command, config: Any, machine: Machine) -> tuple[Any, list[str]]:
+    """Resolve and check a parsed configuration."""
+    asked = config
+    if command is TRAIN_PPO_RAY:
+        config, notes = resolve(config, machine)
+        violations, warnings = check_rules(config, machine), warnings_of(config, machine)
+    elif command.prefix:
+        config, notes = resolve_supervised(config, machine, prefix=command.prefix)
+        violations, warnings = check_supervised_rules(config, machine), []
+    else:
+        config, notes = resolve_serve_rm(config, machine) if command is SERVE_RM else (config, [])
+        violations, warnings = [], []
+    if problems := [*unsupported(command, asked, config), *(str(v) for v in violations)]:
+        raise UsageError(problems)
+    return config, [*notes, *(f"warning: {w}" for w in warnings)]
+
+
+def run_command(command: Command, argv: Sequence[str] | None, start: Callable[[Any], int]) -> int:
+    """The main of a trainer: exit status 2 with every mistake listed, else what `start(config)` returns."""
+    argv = sys.argv[1:] if argv is None else argv
+    if wants_help(argv):
+        sys.stdout.write(help_text(command) + "\n")
+        return 0
+    machine = detect_machine()
+    try:
+        parsed = parse(command, argv)
+        config, notes = finish(command, parsed.config, machine)
+    except UsageError as error:
+        sys.stderr.write(usage_message(command, error) + "\n")
+        return USAGE_EXIT
+    if parsed.print_config:
+        sys.stdout.write(config_toml(command, config))
+        return 0
+    for note in notes:
+        sys.stderr.write(note + "\n")
+    return start(config)
+
+
+def usage_message(command: Command, error: UsageError) -> str:
+    """All mistakes of a command line, one paragraph each."""
+    count = len(error.problems)
+    head = f"{command.name}: {count} mistakes in the command line" if count > 1 else f"{command.name}:"
+    return "\n".join([head, *(f"  {problem}" for problem in error.problems), f"Flags: {command.program} --help"])

@@ -1,0 +1,261 @@
+"""The command lines as trees of dataclasses: every field is a flag, the docstring under it is its help text.
+
+Sections that other packages honour live in those packages' `config.py`; here they are composed, and only what the
+launcher itself honours is defined. `cfg.actor.adam.lr` is `--actor.adam.lr`. Nothing here imports an ML library.
+The supervised trainers and the tools are in `supervised_config.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import Literal
+
+from openrlhf.agents.config import AgentConfig, RewardFunctionConfig
+from openrlhf.core.config import AlgoConfig, PolicyLossConfig, RewardShapingConfig, ValueLossConfig
+from openrlhf.learner.config import AdamConfig, DsConfig, ModelConfig, OptimConfig, TrainBatchConfig
+from openrlhf.rollout.config import RolloutConfig, VllmConfig
+
+AUTO_RANKS = 0
+"""Value of a `num_gpus_per_node` that `resolve` has not yet replaced; spelled `auto` on the command line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementConfig:
+    """How many learner ranks a role gets."""
+
+    num_nodes: int = 1
+    """Nodes of this role."""
+    num_gpus_per_node: int = field(default=AUTO_RANKS, metadata={"words": {"auto": AUTO_RANKS}})
+    """GPUs (ranks) per node of this role. auto: 8, or all of a node with fewer; without a GPU 1 process."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of this role, once resolved."""
+        return self.num_nodes * self.num_gpus_per_node
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorConfig(PolicyLossConfig, OptimConfig, ModelConfig, PlacementConfig):
+    """The trained policy."""
+
+    adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=1e-6))
+    gradient_checkpointing_enable: bool = False
+    """Recompute activations in the backward pass to save memory. Applies to the critic too."""
+    freeze_visual_encoder: bool = False
+    """Train and push only the language model of a vision-language model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig(ValueLossConfig, OptimConfig, ModelConfig, PlacementConfig):
+    """The critic, which only `--algo.advantage.estimator gae` has."""
+
+    adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=9e-6))
+    model_name_or_path: str | None = None
+    """Model that the critic starts from. None: the reward model, else the actor's model."""
+    gradient_checkpointing_enable: bool = False
+    """Recompute the critic's activations in its backward pass. --actor.gradient_checkpointing_enable implies it."""
+    freezing_steps: int = -1
+    """Keep the actor frozen for the first N optimiser steps while the critic warms up; -1 or 0: never."""
+    save_value_network: bool = False
+    """Export the critic too, to --ckpt.output_dir + "_critic"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefConfig(PlacementConfig):
+    """The frozen reference policy; it exists when `--algo.kl.init_coef` is above 0."""
+
+    offload: bool = False
+    """Keep the reference model in host memory between its forward passes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig(RewardShapingConfig, RewardFunctionConfig, PlacementConfig):
+    """Where rewards come from, and how they are shaped."""
+
+    model_name_or_path: str | None = None
+    """Reward model that runs inside the cluster. Several: separated by commas, the first one is used for the critic."""
+    remote_url: str | None = None
+    """URL of a reward server (several: separated by commas), or path of a Python file with reward_func."""
+    offload: bool = False
+    """Keep the reward model in host memory between its forward passes."""
+    api_key: str | None = None
+    """Key that is sent to the reward server as a bearer token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(TrainBatchConfig):
+    """Batch sizes, length of the run and how the parts share GPUs and time."""
+
+    num_episodes: int = 1
+    """Passes over the prompt dataset."""
+    max_steps: int | None = None
+    """End the run after this many optimiser steps. None: after --train.num_episodes."""
+    agent_func_path: str | None = None
+    """Python file that exports AgentExecutor (or a subclass of AgentInstanceBase): multi-turn episodes."""
+    colocate_actor_ref: bool = False
+    """Put the policy and the reference model on the same GPUs."""
+    colocate_critic_reward: bool = False
+    """Put the critic and the reward model on the same GPUs."""
+    colocate_all: bool = False
+    """Put all models and, without --train.async_enable, the engines on the same GPUs."""
+    async_enable: bool = False
+    """Sample and train at the same time."""
+    async_queue_size: int = 1
+    """Rollout batches that may wait for the trainer."""
+    max_staleness: int | None = None
+    """Most weight versions that a trained token may be behind. None: --train.async_queue_size."""
+    partial_rollout_enable: bool = False
+    """Pause running requests for a weight push and continue them with the new weights."""
+    partial_rollout_recompute_kv: bool = False
+    """Discard the KV cache of paused requests, so that it is computed again with the new weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Prompts."""
+
+    prompt_dataset: str | None = None
+    """Prompt datasets: files, folders or hub names, separated by commas."""
+    prompt_probs: str | None = None
+    """Mixing probabilities of the prompt datasets, separated by commas. None: all of each, one after the other."""
+    prompt_split: str = "train"
+    """Split of the prompt datasets."""
+    input_key: str = "input"
+    """Field with the prompt: a string or a list of chat messages."""
+    label_key: str | None = None
+    """Field with the ground truth, handed to rewards and agents. None: the label is ""."""
+    input_template: str | None = None
+    """Template with one {} that takes the prompt. Not with --data.apply_chat_template."""
+    apply_chat_template: bool = False
+    """Render prompts with the tokenizer's chat template."""
+    image_key: str = "images"
+    """Field with the images."""
+    max_images_per_prompt: int = 0
+    """Most images per prompt; 0 is text only."""
+    max_len: int = 2048
+    """Most tokens of a sample, prompt and response together."""
+    overlong_prompts: Literal["truncate", "drop", "error"] = "truncate"
+    """What happens to a prompt that leaves no room for a response: cut its beginning, drop it, or stop."""
+    max_samples: int = 100_000_000
+    """Most prompts, of each dataset and in all."""
+    disable_fast_tokenizer: bool = False
+    """Use the slow tokenizer."""
+    dataloader_num_workers: int = 0
+    """Processes that read the data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Evaluation during training."""
+
+    steps: int = -1
+    """Evaluate every N steps; -1: never."""
+    dataset: str | None = None
+    """Evaluation dataset."""
+    split: str = "train"
+    """Split of the evaluation dataset."""
+    temperature: float = 0.6
+    """Sampling temperature of the evaluation."""
+    n_samples_per_prompt: int = 4
+    """Samples per evaluation prompt: the k of pass@k."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveConfig:
+    """Checkpoints and the exported model."""
+
+    output_dir: str = "./ckpt"
+    """Folder of the exported Hugging Face model."""
+    path: str = "./ckpt/checkpoints_ppo_ray"
+    """Folder of the checkpoints, from which a run can be resumed."""
+    save_steps: int = -1
+    """Write a checkpoint every N steps; -1: never."""
+    save_hf: bool = False
+    """Export the Hugging Face model with each checkpoint too."""
+    disable_ds: bool = False
+    """Leave the resumable part of the checkpoints out."""
+    max_num: int = 3
+    """Most checkpoints kept. The best and the newest are always kept."""
+    load_enable: bool = False
+    """Resume from the newest checkpoint in --ckpt.path, if there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CkptConfig(SaveConfig):
+    """Checkpoints of RL training."""
+
+    max_mem: float = inf
+    """Most GiB that the kept checkpoints may take."""
+    best_metric_key: str = ""
+    """Evaluation metric that makes a checkpoint the best. "": the first that ends in _pass1; none: no best one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbConfig:
+    """Weights & Biases."""
+
+    key: str | None = None
+    """Log to Weights & Biases with this API key."""
+    org: str | None = None
+    """Entity (user or team)."""
+    group: str | None = None
+    """Group of runs."""
+    project: str = "openrlhf_train_ppo"
+    """Project."""
+    run_name: str = "auto"
+    """Name of the run, also of its TensorBoard folder. auto: the trainer's prefix and the time, like ppo_0131T09:30."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggerConfig:
+    """Where metrics go."""
+
+    logging_steps: int = 1
+    """Log every N steps."""
+    tensorboard_dir: str | None = None
+    """Folder of TensorBoard logs."""
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainPPOConfig:
+    """`python -m openrlhf.cli.train_ppo_ray`."""
+
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    ref: RefConfig = field(default_factory=RefConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    algo: AlgoConfig = field(default_factory=AlgoConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    ckpt: CkptConfig = field(default_factory=CkptConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    vllm: VllmConfig = field(default_factory=VllmConfig)
+    ds: DsConfig = field(default_factory=DsConfig)
+    local_rank: int = -1
+    """Set by launchers of the torchrun kind; the Ray trainer places its ranks itself."""
+    use_ms: bool = False
+    """Load models and data from ModelScope. Not supported."""
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether the run trains a critic."""
+        return self.algo.advantage.estimator == "gae"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the run loads a reference model."""
+        return self.algo.kl.init_coef > 0
+
+    @property
+    def has_reward_model(self) -> bool:
+        """Whether rewards come from a model inside the cluster."""
+        return (
+            self.reward.model_name_or_path is not None
+            and self.reward.remote_url is None
+            and self.train.agent_func_path is None
+        )

@@ -1,0 +1,50 @@
+"""What the machine offers, found without importing torch: starting a program takes no second."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The hardware of a run. gpus: per node (0: the run uses CPUs). nodes: None if not known yet (a Ray cluster)."""
+
+    gpus: int
+    nodes: int | None = 1
+
+    @property
+    def total_gpus(self) -> int | None:
+        """GPUs of all nodes, where known."""
+        return None if self.nodes is None else self.nodes * self.gpus
+
+
+def detect_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Machine:
+    """Count the GPUs of this machine that the process may use: NVIDIA's and AMD's device files and the visible sets."""
+    for devices, variable in ((_nvidia(root), "CUDA_VISIBLE_DEVICES"), (_amd(root), "HIP_VISIBLE_DEVICES")):
+        if devices:
+            visible = environ.get(variable)
+            return Machine(gpus=devices if visible is None else min(devices, _count(visible)))
+    return Machine(gpus=0)
+
+
+def _nvidia(root: Path) -> int:
+    return len([p for p in (root / "dev").glob("nvidia[0-9]*") if p.name.removeprefix("nvidia").isdigit()])
+
+
+def _amd(root: Path) -> int:
+    if not (root / "dev/kfd").exists():
+        return 0
+    return len(list((root / "dev/dri").glob("renderD*")))
+
+
+def _count(visible: str) -> int:
+    """Devices in a list such as `0,1`; the list ends at a negative index, as the CUDA driver reads it."""
+    count = 0
+    for item in visible.split(","):
+        if not item.strip() or item.strip().startswith("-"):
+            break
+        count += 1
+    return count

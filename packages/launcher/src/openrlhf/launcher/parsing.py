@@ -1,0 +1,171 @@
+"""Command line and configuration file to typed configuration, with all mistakes reported at once.
+
+Why no argparse and no tyro: the flags are already typed by the dataclasses, and three things that the command line
+needs are foreign to both. Bare switches on top of a configuration file (a parser whose default is "on" offers only
+the `no_` form), every mistake in one message instead of the first, and the rewriting of old command lines, which needs
+the words before they are values. What remains of a parser is the short loop below; it costs a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from openrlhf.launcher.commands import (
+    LORA_COMBINER,
+    SERVE_RM,
+    TRAIN_DPO,
+    TRAIN_PPO_RAY,
+    TRAIN_RM,
+    TRAIN_SFT,
+    Command,
+)
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.flags import MASK, Flag, build
+from openrlhf.launcher.old_correction import translate_correction
+from openrlhf.launcher.old_names import old_name_problems
+from openrlhf.launcher.suggestions import unknown_flag
+from openrlhf.launcher.supervised_config import (
+    LoraCombinerConfig,
+    ServeRMConfig,
+    TrainDPOConfig,
+    TrainRMConfig,
+    TrainSFTConfig,
+)
+from openrlhf.launcher.words import Word, split_words
+
+C = TypeVar("C")
+
+HELP = ("--help", "-h")
+CONFIG = "config"
+PRINT_CONFIG = "print_config"
+
+
+class UsageError(ValueError):
+    """Mistakes of the user in a command line: one message each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True)
+class Parsed(Generic[C]):
+    """A command line that was understood. `given` holds the paths of all fields that the user set."""
+
+    config: C
+    given: frozenset[str]
+    print_config: bool = False
+
+
+def parse(command: Command[C], argv: Sequence[str]) -> Parsed[C]:
+    """Parse the words after the program's name; UsageError lists everything that is wrong with them."""
+    words, problems = split_words(argv)
+    problems += old_name_problems(command, words)
+    words, wrong = translate_correction(words) if command is TRAIN_PPO_RAY else (words, [])
+    problems += wrong
+    values, print_config = {}, False
+    for word in words:
+        if word.name == CONFIG:
+            if len(word.values) == 1:
+                problems += _read_file(command, word.values[0], values)
+            else:
+                problems.append("--config takes the path of one TOML file")
+    for word in words:
+        if word.name == PRINT_CONFIG:
+            print_config = True
+        elif word.name != CONFIG:
+            problems += _read_word(command, word, values)
+    given = frozenset(values)
+    missing = [f for f in command.flags.values() if f.required and f.path not in given]
+    problems += [f"{flag.option} is required: {flag.help}" for flag in missing]
+    if problems:
+        raise UsageError(problems)
+    try:
+        return Parsed(build(command.defaults, values), given, print_config)
+    except ValueError as error:
+        raise UsageError([str(error)]) from None
+
+
+def wants_help(argv: Sequence[str]) -> bool:
+    """Whether the command line asks for its help."""
+    return any(word in HELP for word in argv)
+
+
+def parse_train_ppo(argv: Sequence[str]) -> TrainPPOConfig:
+    """The configuration of `train_ppo_ray`, before `resolve`."""
+    return parse(TRAIN_PPO_RAY, argv).config
+
+
+def parse_train_sft(argv: Sequence[str]) -> TrainSFTConfig:
+    """The configuration of `train_sft`, before `resolve`."""
+    return parse(TRAIN_SFT, argv).config
+
+
+def parse_train_rm(argv: Sequence[str]) -> TrainRMConfig:
+    """The configuration of `train_rm`, before `resolve`."""
+    return parse(TRAIN_RM, argv).config
+
+
+def parse_train_dpo(argv: Sequence[str]) -> TrainDPOConfig:
+    """The configuration of `train_dpo`, before `resolve`."""
+    return parse(TRAIN_DPO, argv).config
+
+
+def parse_serve_rm(argv: Sequence[str]) -> ServeRMConfig:
+    """The configuration of `serve_rm`, before `resolve`."""
+    return parse(SERVE_RM, argv).config
+
+
+def parse_lora_combiner(argv: Sequence[str]) -> LoraCombinerConfig:
+    """The configuration of `lora_combiner`."""
+    return parse(LORA_COMBINER, argv).config
+
+
+def _read_word(command: Command, word: Word, values: dict[str, Any]) -> list[str]:
+    flag = command.flags.get(word.name)
+    if flag is None:
+        return unknown_flag(command, word.name)
+    try:
+        values[flag.path] = flag.parse(word.values)
+    except ValueError as error:
+        return [f"{flag.option} {error}"]
+    return []
+
+
+def _read_file(command: Command, name: str, values: dict[str, Any]) -> list[str]:
+    path = Path(name)
+    if not path.is_file():
+        return [f"--config: there is no file {str(path.absolute())!r}"]
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return [f"--config {name}: not a TOML file: {error}"]
+    problems: list[str] = []
+    for key, value in _flatten(content):
+        flag = command.flags.get(key)
+        if flag is None or flag.off:
+            problems += [f"--config {name}: {problem}" for problem in unknown_flag(command, key)]
+            continue
+        problems += [f"--config {name}: {problem}" for problem in _read_value(flag, value, values)]
+    return problems
+
+
+def _read_value(flag: Flag, value: Any, values: dict[str, Any]) -> list[str]:
+    if flag.secret and value == MASK:
+        return []
+    try:
+        values[flag.path] = flag.shape.coerce(value)
+    except ValueError as error:
+        return [f"{flag.name} {error}"]
+    return []
+
+
+def _flatten(tables: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for key, value in tables.items():
+        flat += _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(prefix + key, value)]
+    return flat

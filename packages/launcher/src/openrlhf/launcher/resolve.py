@@ -1,0 +1,168 @@
+"""From what the user wrote to what runs: `auto` values, implied options and what GPU options mean without a GPU.
+
+Pure: configuration and machine in, configuration and one line per surprise out. Whether the result is allowed is
+decided by the rules (`rules/`), not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from openrlhf.launcher.config import AUTO_RANKS, TrainPPOConfig
+from openrlhf.launcher.flags import build
+from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.supervised_config import ServeRMConfig, SupervisedConfig
+
+C = TypeVar("C")
+P = TrainPPOConfig
+
+RANKS_PER_NODE = 8
+ENGINE_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+SYNC_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.05}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A field that gets another value; `note` where the user should know."""
+
+    path: str
+    value: Any
+    note: str = ""
+
+
+Resolver = Callable[[Any, Machine], Iterator[Change]]
+
+
+def resolve(config: P, machine: Machine, *, now: datetime | None = None) -> tuple[P, list[str]]:
+    """Replace everything automatic in an RL configuration; the notes are one line each."""
+    steps: Sequence[Resolver] = (_ranks, _ds_device, _engine_device, _sync, _engine_dtype, _packing, _models, _implied)
+    config, notes = _apply(config, machine, steps)
+    return _named(config, "ppo_", now), notes
+
+
+def resolve_supervised(
+    config: SupervisedConfig, machine: Machine, *, prefix: str, now: datetime | None = None
+) -> tuple[SupervisedConfig, list[str]]:
+    """Replace everything automatic in the configuration of a supervised trainer."""
+    config, notes = _apply(config, machine, (_ds_device,))
+    return _named(config, prefix, now), notes
+
+
+def resolve_serve_rm(config: ServeRMConfig, machine: Machine) -> tuple[ServeRMConfig, list[str]]:
+    """Replace everything automatic in the configuration of the reward server."""
+    return _apply(config, machine, (_ds_device,))
+
+
+def _apply(config: C, machine: Machine, steps: Sequence[Resolver]) -> tuple[C, list[str]]:
+    notes: list[str] = []
+    for step in steps:
+        changes = list(step(config, machine))
+        config = build(config, {c.path: c.value for c in changes})
+        notes += [c.note for c in changes if c.note]
+    return config, notes
+
+
+def _named(config: Any, prefix: str, now: datetime | None) -> Any:
+    if config.logger.wandb.run_name != "auto":
+        return config
+    stamp = (now or datetime.now()).strftime("%m%dT%H:%M")
+    return build(config, {"logger.wandb.run_name": prefix + stamp})
+
+
+def _ranks(c: P, m: Machine) -> Iterator[Change]:
+    per_node = min(RANKS_PER_NODE, m.gpus) if m.gpus else 1
+    for role in ("actor", "critic", "ref", "reward"):
+        if getattr(c, role).num_gpus_per_node == AUTO_RANKS:
+            yield Change(f"{role}.num_gpus_per_node", per_node)
+
+
+def _ds_device(c: Any, m: Machine) -> Iterator[Change]:
+    if c.ds.param_dtype == "auto":
+        yield Change("ds.param_dtype", "bf16" if m.gpus else "fp32")
+    attention = c.ds.attn_implementation
+    if attention == "auto":
+        yield Change("ds.attn_implementation", "flash_attention_2" if m.gpus else "sdpa")
+    if m.gpus:
+        return
+    if attention.startswith("flash_attention"):
+        note = f"no GPU: --ds.attn_implementation {attention} becomes sdpa"
+        yield Change("ds.attn_implementation", "sdpa", note)
+    if c.ds.enable_sleep:
+        note = "no GPU: --ds.enable_sleep is off, the states are in host memory anyway"
+        yield Change("ds.enable_sleep", False, note)
+    if c.ds.adam_offload:
+        note = "no GPU: --ds.adam_offload is off, the optimiser is in host memory anyway"
+        yield Change("ds.adam_offload", False, note)
+
+
+def _engine_device(c: P, m: Machine) -> Iterator[Change]:
+    if m.gpus:
+        return
+    eager = "no GPU: --vllm.enforce_eager changes nothing, engines on CPUs are always eager"
+    yield Change("vllm.enforce_eager", True, eager if c.vllm.enforce_eager else "")
+    if c.vllm.enable_sleep:
+        note = "no GPU: --vllm.enable_sleep is off, there is no GPU memory to free"
+        yield Change("vllm.enable_sleep", False, note)
+    if c.vllm.gpu_memory_utilization != TrainPPOConfig().vllm.gpu_memory_utilization:
+        note = "no GPU: --vllm.gpu_memory_utilization is replaced by the variable VLLM_CPU_KVCACHE_SPACE (GiB)"
+        yield Change("vllm.gpu_memory_utilization", TrainPPOConfig().vllm.gpu_memory_utilization, note)
+    for role in ("ref", "reward"):
+        if getattr(c, role).offload:
+            note = f"no GPU: --{role}.offload is off, the model is in host memory anyway"
+            yield Change(f"{role}.offload", False, note)
+
+
+def _sync(c: P, m: Machine) -> Iterator[Change]:
+    asked = c.vllm.sync_backend
+    shared = c.train.colocate_all and not c.train.async_enable
+    if not m.gpus:
+        note = "" if asked in ("auto", "gloo") else f"no GPU: --vllm.sync_backend {asked} becomes gloo"
+        yield Change("vllm.sync_backend", "gloo", note)
+    elif shared and asked == "nccl":
+        note = "--vllm.sync_backend nccl becomes ipc: NCCL cannot reach an engine on the trainer's own GPU"
+        yield Change("vllm.sync_backend", "ipc", note)
+    elif asked == "auto":
+        yield Change("vllm.sync_backend", "ipc" if shared else "nccl")
+
+
+def _engine_dtype(c: P, m: Machine) -> Iterator[Change]:
+    dtype = ENGINE_DTYPES[c.ds.param_dtype] if c.vllm.dtype == "auto" else c.vllm.dtype
+    yield Change("vllm.dtype", dtype)
+    if c.vllm.sync_tolerance is None:
+        loosest = max(SYNC_TOLERANCE[dtype], SYNC_TOLERANCE[ENGINE_DTYPES[c.ds.param_dtype]])
+        yield Change("vllm.sync_tolerance", loosest)
+
+
+def _packing(c: P, m: Machine) -> Iterator[Change]:
+    if not c.train.dynamic_batch_enable:
+        return
+    if not c.ds.packing_samples:
+        yield Change("ds.packing_samples", True, "--train.dynamic_batch_enable switches --ds.packing_samples on")
+    if c.rollout.max_tokens_per_gpu is None:
+        yield Change("rollout.max_tokens_per_gpu", c.train.max_tokens_per_gpu)
+
+
+def _models(c: P, m: Machine) -> Iterator[Change]:
+    if not c.has_critic:
+        return
+    if c.actor.gradient_checkpointing_enable and not c.critic.gradient_checkpointing_enable:
+        yield Change("critic.gradient_checkpointing_enable", True)
+        yield Change("critic.gradient_checkpointing_reentrant", c.actor.gradient_checkpointing_reentrant)
+    if c.critic.model_name_or_path is not None:
+        return
+    if c.has_reward_model and c.reward.model_name_or_path is not None:
+        yield Change("critic.model_name_or_path", c.reward.model_name_or_path.split(",")[0])
+    elif c.actor.model_name_or_path is not None:
+        note = "the critic starts from --actor.model_name_or_path; --critic.model_name_or_path chooses another model"
+        yield Change("critic.model_name_or_path", c.actor.model_name_or_path, note)
+
+
+def _implied(c: P, m: Machine) -> Iterator[Change]:
+    if c.actor.policy_loss_type == "gspo" and c.actor.loss_agg_mode == "token-mean":
+        note = "--actor.policy_loss_type gspo sets --actor.loss_agg_mode seq-mean-token-mean"
+        yield Change("actor.loss_agg_mode", "seq-mean-token-mean", note)
+    if c.train.async_enable and c.train.max_staleness is None:
+        yield Change("train.max_staleness", c.train.async_queue_size)

@@ -1,0 +1,48 @@
+"""A configuration as TOML: printed on request, saved beside the checkpoints, read back by `--config`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from openrlhf.launcher.commands import Command
+from openrlhf.launcher.flags import MASK, Flag, values_of
+
+NONE = "None"
+"""How a file says None where the default is something else; TOML has no null."""
+
+
+def config_toml(command: Command, config: object) -> str:
+    """The configuration as a TOML file for `--config`. Secrets are masked; a masked secret is not read back."""
+    tables: dict[str, list[str]] = {}
+    values = values_of(config)
+    for flag in command.flags.values():
+        if not flag.off:
+            table, _, key = flag.path.rpartition(".")
+            tables.setdefault(table, []).append(_line(flag, key, values[flag.path]))
+    blocks = [f"# {command.program} --config THIS_FILE"]
+    for table, lines in sorted(tables.items(), key=lambda item: item[0] != ""):
+        blocks.append("\n".join([f"[{table}]", *lines] if table else lines))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _line(flag: Flag, key: str, value: Any) -> str:
+    if value is None and flag.default is None:
+        return f"# {key} = None"
+    if value is None:
+        return f"{key} = {json.dumps(NONE)}"
+    if flag.secret:
+        return f"{key} = {json.dumps(MASK)}"
+    if value in flag.shape.words.values():
+        return f"{key} = {json.dumps(flag.show(value))}"
+    return f"{key} = {_toml(value)}"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return repr(value)
