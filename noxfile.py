@@ -83,8 +83,8 @@ def floor(session: nox.Session, package: str) -> None:
 
 @nox.session
 def e2e(session: nox.Session) -> None:
-    """The real stack: Ray, vLLM and DeepSpeed on CPU."""
-    run_pytest(session, "e2e", *(session.posargs or ["tests/e2e"]))
+    """The real stack (Ray, vLLM and DeepSpeed on CPU) and the examples."""
+    run_pytest(session, "e2e", *(session.posargs or ["tests/e2e", "tests/examples"]))
 
 
 @nox.session
