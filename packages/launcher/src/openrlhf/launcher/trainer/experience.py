@@ -1,0 +1,101 @@
+"""The tensor border: trajectories (lists) become a `Batch` (tensors). Lists before it, tensors after it.
+
+Nothing is computed here that learns: no advantage, no baseline; rewards come in shaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from openrlhf.agents.types import StopReason, Trajectory, Turn
+from openrlhf.core.batch import Batch, pad_rows
+from openrlhf.launcher.trainer.protocols import SampleInfo
+
+
+def build_batch(
+    trajectories: Sequence[Trajectory],
+    *,
+    index: Sequence[int],
+    rewards: Sequence[float],
+    max_len: int,
+    pad_token_id: int = 0,
+) -> Batch:
+    """Samples as a right-padded `Batch` of [B, T], T = the longest of them, at most `max_len`.
+
+    trajectories: B samples, none of them failed. index: their numbers in the rollout batch. rewards: shaped, after
+    the baseline. Tokens beyond `max_len` are cut off with everything that belongs to them.
+    Where no token was sampled, rollout_logprobs is 0 and versions is -1, whatever the trajectory holds there.
+    `extra["images"]` lists the images per sample when there are any.
+    Raises ValueError for lists of different lengths and for a sample whose first token is trainable.
+    """
+    if not len(trajectories) == len(index) == len(rewards):
+        raise ValueError(
+            f"build_batch needs one index and one reward per trajectory, got {len(trajectories)} trajectories, "
+            f"{len(index)} indices, {len(rewards)} rewards"
+        )
+    rows = [cut(t, max_len) for t in trajectories]
+    for number, row in zip(index, rows, strict=True):
+        if row.trainable and row.trainable[0]:
+            raise ValueError(
+                f"sample {number} ({row.group_id}): its first token is marked as sampled, without a prompt"
+            )
+    width = max((len(r.token_ids) for r in rows), default=0)
+    action_mask = pad_rows([r.trainable for r in rows], width=width, value=0, dtype=torch.bool)
+    logprobs = pad_rows([r.logprobs for r in rows], width=width, value=0.0, dtype=torch.float32)
+    versions = pad_rows([r.versions for r in rows], width=width, value=-1, dtype=torch.int32)
+    return Batch(
+        tokens=pad_rows([r.token_ids for r in rows], width=width, value=pad_token_id, dtype=torch.long),
+        attention_mask=pad_rows([[1] * len(r.token_ids) for r in rows], width=width, value=0, dtype=torch.bool),
+        action_mask=action_mask,
+        index=torch.tensor(list(index), dtype=torch.long),
+        rollout_logprobs=logprobs.masked_fill(~action_mask, 0.0),
+        versions=versions.masked_fill(~action_mask, -1),
+        rewards=torch.tensor(list(rewards), dtype=torch.float32),
+        extra={"images": [list(r.images) for r in rows]} if any(r.images for r in rows) else None,
+    )
+
+
+def cut(trajectory: Trajectory, max_len: int) -> Trajectory:
+    """The first `max_len` tokens of a trajectory; itself where it is not longer. What is cut counts as LENGTH."""
+    if len(trajectory.token_ids) <= max_len:
+        return trajectory
+    turns = [
+        Turn(start=t.start, end=min(t.end, max_len), finish_reason=t.finish_reason if t.end <= max_len else "length")
+        for t in trajectory.turns
+        if t.start < max_len
+    ]
+    return replace(
+        trajectory,
+        token_ids=trajectory.token_ids[:max_len],
+        trainable=trajectory.trainable[:max_len],
+        logprobs=trajectory.logprobs[:max_len],
+        versions=trajectory.versions[:max_len],
+        prompt_length=min(trajectory.prompt_length, max_len),
+        turns=turns,
+        stop_reason=trajectory.stop_reason if trajectory.failed else StopReason.LENGTH,
+    )
+
+
+def sample_info(trajectory: Trajectory, *, max_len: int) -> SampleInfo:
+    """The scalars of a trajectory as `build_batch` will train it: cut to `max_len` tokens."""
+    sample = cut(trajectory, max_len)
+    versions = [v for v, sampled in zip(sample.versions, sample.trainable, strict=True) if sampled]
+    turns = [sum(sample.trainable[t.start : t.end]) for t in sample.turns]
+    failure = sample.failure
+    return SampleInfo(
+        reward=sample.reward,
+        score=sample.score,
+        total_length=len(sample.token_ids),
+        num_trainable=sample.num_trainable,
+        longest_turn=max(turns, default=sample.num_trainable),
+        truncated=sample.truncated,
+        failed=sample.failed,
+        failure="" if failure is None else failure.traceback or f"{failure.border}: {failure.message}",
+        stop_reason=sample.stop_reason.value,
+        min_version=min(versions, default=-1),
+        max_version=max(versions, default=-1),
+        extra_logs=sample.extra_logs,
+    )

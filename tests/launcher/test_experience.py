@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openrlhf.agents.types import Failure, StopReason, Trajectory, Turn
+from openrlhf.launcher.trainer.experience import build_batch, cut, sample_info
+
+
+def trajectory(**changes: Any) -> Trajectory:
+    """Prompt [5, 6], first turn [7, 8] at version 3, environment [9], second turn [10] at version 4."""
+    sample = Trajectory(
+        token_ids=[5, 6, 7, 8, 9, 10],
+        trainable=[0, 0, 1, 1, 0, 1],
+        logprobs=[0.0, 0.0, -0.25, -0.5, 0.0, -1.0],
+        versions=[-1, -1, 3, 3, -1, 4],
+        prompt_length=2,
+        turns=[Turn(start=2, end=4, finish_reason="stop"), Turn(start=5, end=6, finish_reason="stop")],
+        stop_reason=StopReason.DONE,
+        group_id="e0-p0",
+        sample_index=0,
+        reward=1.0,
+        score=0.5,
+    )
+    return replace(sample, **changes)
+
+
+SHORT = trajectory(
+    token_ids=[4, 3],
+    trainable=[0, 1],
+    logprobs=[0.0, -2.0],
+    versions=[-1, 5],
+    prompt_length=1,
+    turns=[Turn(start=1, end=2, finish_reason="stop")],
+)
+
+
+def test_two_samples_by_hand() -> None:
+    batch = build_batch([trajectory(), SHORT], index=[7, 3], rewards=[0.5, -1.0], max_len=100, pad_token_id=99)
+    assert batch.tokens.tolist() == [[5, 6, 7, 8, 9, 10], [4, 3, 99, 99, 99, 99]]
+    assert batch.attention_mask.int().tolist() == [[1] * 6, [1, 1, 0, 0, 0, 0]]
+    assert batch.action_mask.int().tolist() == [[0, 0, 1, 1, 0, 1], [0, 1, 0, 0, 0, 0]]
+    assert batch.index.tolist() == [7, 3]
+    assert batch.rollout_logprobs is not None
+    assert batch.rollout_logprobs.tolist() == [[0.0, 0.0, -0.25, -0.5, 0.0, -1.0], [0.0, -2.0, 0.0, 0.0, 0.0, 0.0]]
+    assert batch.versions is not None
+    assert batch.versions.tolist() == [[-1, -1, 3, 3, -1, 4], [-1, 5, -1, -1, -1, -1]]
+    assert batch.rewards is not None
+    assert batch.rewards.tolist() == [0.5, -1.0]
+    assert batch.extra is None
+
+
+def test_cut_to_max_len() -> None:
+    batch = build_batch([trajectory(), SHORT], index=[0, 1], rewards=[0.0, 0.0], max_len=3)
+    assert batch.tokens.tolist() == [[5, 6, 7], [4, 3, 0]]
+    assert batch.action_mask.int().tolist() == [[0, 0, 1], [0, 1, 0]]
+    short = cut(trajectory(), 3)
+    assert list(short.turns) == [Turn(start=2, end=3, finish_reason="length")]
+    assert short.stop_reason is StopReason.LENGTH
+    assert cut(trajectory(), 6) == trajectory()
+
+
+def test_numbers_on_tokens_that_were_not_sampled_are_ignored() -> None:
+    odd = trajectory(logprobs=[math.nan, -9.0, -0.25, -0.5, -math.inf, -1.0], versions=[8, 8, 3, 3, 8, 4])
+    batch = build_batch([odd], index=[0], rewards=[0.0], max_len=10)
+    clean = build_batch([trajectory()], index=[0], rewards=[0.0], max_len=10)
+    assert batch.rollout_logprobs is not None
+    assert clean.rollout_logprobs is not None
+    assert torch.equal(batch.rollout_logprobs, clean.rollout_logprobs)
+    assert batch.versions is not None
+    assert batch.versions.tolist() == [[-1, -1, 3, 3, -1, 4]]
+
+
+def test_images_stay_with_their_sample() -> None:
+    batch = build_batch([SHORT, trajectory(images=["a"])], index=[0, 1], rewards=[0.0, 0.0], max_len=10)
+    assert batch.extra == {"images": [[], ["a"]]}
+    assert batch.select([1]).extra == {"images": [["a"]]}
+
+
+def test_no_samples() -> None:
+    batch = build_batch([], index=[], rewards=[], max_len=10)
+    assert batch.tokens.shape == (0, 0)
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match="1 trajectories, 2 indices, 1 rewards"):
+        build_batch([SHORT], index=[0, 1], rewards=[0.0], max_len=10)
+    with pytest.raises(ValueError, match=r"sample 4 \(e0-p0\): its first token is marked as sampled"):
+        build_batch([replace(SHORT, trainable=[1, 1])], index=[4], rewards=[0.0], max_len=10)
+
+
+def test_scalars() -> None:
+    info = sample_info(trajectory(extra_logs={"a": 1.0}), max_len=100)
+    assert (info.total_length, info.num_trainable, info.longest_turn) == (6, 3, 2)
+    assert (info.min_version, info.max_version, info.truncated, info.failed) == (3, 4, False, False)
+    assert (info.reward, info.score, info.stop_reason, info.extra_logs) == (1.0, 0.5, "done", {"a": 1.0})
+    short = sample_info(trajectory(), max_len=3)
+    assert (short.total_length, short.num_trainable, short.longest_turn, short.truncated) == (3, 1, 1, True)
+    failed = trajectory(failure=Failure(border="reward", message="boom"), stop_reason=StopReason.FAILED, reward=None)
+    assert sample_info(failed, max_len=3).failure == "reward: boom"
+    assert sample_info(failed, max_len=3).stop_reason == "failed"
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> Trajectory:
+    mask = [0, *draw(st.lists(st.integers(0, 1), max_size=12))]
+    return Trajectory(
+        token_ids=draw(st.lists(st.integers(1, 50), min_size=len(mask), max_size=len(mask))),
+        trainable=mask,
+        logprobs=[-0.5 * m for m in mask],
+        versions=[m - 1 for m in mask],
+        prompt_length=1,
+        turns=[],
+        stop_reason=StopReason.STOP,
+        group_id="g",
+        sample_index=0,
+    )
+
+
+@given(rows=st.lists(samples(), max_size=5), max_len=st.integers(1, 15))
+def test_batch_and_scalars_agree(rows: list[Trajectory], max_len: int) -> None:
+    batch = build_batch(rows, index=range(len(rows)), rewards=[0.0] * len(rows), max_len=max_len, pad_token_id=0)
+    infos = [sample_info(r, max_len=max_len) for r in rows]
+    assert batch.lengths.tolist() == [i.total_length for i in infos]
+    assert batch.action_mask.sum(-1).tolist() == [i.num_trainable for i in infos]
+    assert not (batch.action_mask & ~batch.attention_mask).any()
+    assert batch.tokens.shape[1] == max((i.total_length for i in infos), default=0)
+    for row, tokens, length in zip(rows, batch.tokens.tolist(), batch.lengths.tolist(), strict=True):
+        assert tokens[:length] == list(row.token_ids)[:length]
+        assert set(tokens[length:]) <= {0}
