@@ -42,7 +42,7 @@ SHORT = trajectory(
 
 
 def test_two_samples_by_hand() -> None:
-    batch = build_batch([trajectory(), SHORT], index=[7, 3], rewards=[0.5, -1.0], max_len=100, pad_token_id=99)
+    batch = build_batch([trajectory(), SHORT], indices=[7, 3], rewards=[0.5, -1.0], max_len=100, pad_token_id=99)
     assert batch.tokens.tolist() == [[5, 6, 7, 8, 9, 10], [4, 3, 99, 99, 99, 99]]
     assert batch.attention_mask.int().tolist() == [[1] * 6, [1, 1, 0, 0, 0, 0]]
     assert batch.action_mask.int().tolist() == [[0, 0, 1, 1, 0, 1], [0, 1, 0, 0, 0, 0]]
@@ -57,7 +57,7 @@ def test_two_samples_by_hand() -> None:
 
 
 def test_cut_to_max_len() -> None:
-    batch = build_batch([trajectory(), SHORT], index=[0, 1], rewards=[0.0, 0.0], max_len=3)
+    batch = build_batch([trajectory(), SHORT], indices=[0, 1], rewards=[0.0, 0.0], max_len=3)
     assert batch.tokens.tolist() == [[5, 6, 7], [4, 3, 0]]
     assert batch.action_mask.int().tolist() == [[0, 0, 1], [0, 1, 0]]
     short = cut(trajectory(), 3)
@@ -68,8 +68,8 @@ def test_cut_to_max_len() -> None:
 
 def test_numbers_on_tokens_that_were_not_sampled_are_ignored() -> None:
     odd = trajectory(logprobs=[math.nan, -9.0, -0.25, -0.5, -math.inf, -1.0], versions=[8, 8, 3, 3, 8, 4])
-    batch = build_batch([odd], index=[0], rewards=[0.0], max_len=10)
-    clean = build_batch([trajectory()], index=[0], rewards=[0.0], max_len=10)
+    batch = build_batch([odd], indices=[0], rewards=[0.0], max_len=10)
+    clean = build_batch([trajectory()], indices=[0], rewards=[0.0], max_len=10)
     assert batch.rollout_logprobs is not None
     assert clean.rollout_logprobs is not None
     assert torch.equal(batch.rollout_logprobs, clean.rollout_logprobs)
@@ -78,21 +78,21 @@ def test_numbers_on_tokens_that_were_not_sampled_are_ignored() -> None:
 
 
 def test_images_stay_with_their_sample() -> None:
-    batch = build_batch([SHORT, trajectory(images=["a"])], index=[0, 1], rewards=[0.0, 0.0], max_len=10)
+    batch = build_batch([SHORT, trajectory(images=["a"])], indices=[0, 1], rewards=[0.0, 0.0], max_len=10)
     assert batch.extra == {"images": [[], ["a"]]}
     assert batch.select([1]).extra == {"images": [["a"]]}
 
 
 def test_no_samples() -> None:
-    batch = build_batch([], index=[], rewards=[], max_len=10)
+    batch = build_batch([], indices=[], rewards=[], max_len=10)
     assert batch.tokens.shape == (0, 0)
 
 
 def test_errors() -> None:
     with pytest.raises(ValueError, match="1 trajectories, 2 indices, 1 rewards"):
-        build_batch([SHORT], index=[0, 1], rewards=[0.0], max_len=10)
+        build_batch([SHORT], indices=[0, 1], rewards=[0.0], max_len=10)
     with pytest.raises(ValueError, match=r"sample 4 \(e0-p0\): its first token is marked as sampled"):
-        build_batch([replace(SHORT, trainable=[1, 1])], index=[4], rewards=[0.0], max_len=10)
+        build_batch([replace(SHORT, trainable=[1, 1])], indices=[4], rewards=[0.0], max_len=10)
 
 
 def test_scalars() -> None:
@@ -125,7 +125,7 @@ def samples(draw: st.DrawFn) -> Trajectory:
 
 @given(rows=st.lists(samples(), max_size=5), max_len=st.integers(1, 15))
 def test_batch_and_scalars_agree(rows: list[Trajectory], max_len: int) -> None:
-    batch = build_batch(rows, index=range(len(rows)), rewards=[0.0] * len(rows), max_len=max_len, pad_token_id=0)
+    batch = build_batch(rows, indices=range(len(rows)), rewards=[0.0] * len(rows), max_len=max_len, pad_token_id=0)
     infos = [sample_info(r, max_len=max_len) for r in rows]
     assert batch.lengths.tolist() == [i.total_length for i in infos]
     assert batch.action_mask.sum(-1).tolist() == [i.num_trainable for i in infos]

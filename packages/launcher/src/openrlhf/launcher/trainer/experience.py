@@ -18,26 +18,26 @@ from openrlhf.launcher.trainer.protocols import SampleInfo
 def build_batch(
     trajectories: Sequence[Trajectory],
     *,
-    index: Sequence[int],
+    indices: Sequence[int],
     rewards: Sequence[float],
     max_len: int,
     pad_token_id: int = 0,
 ) -> Batch:
     """Samples as a right-padded `Batch` of [B, T], T = the longest of them, at most `max_len`.
 
-    trajectories: B samples, none of them failed. index: their numbers in the rollout batch. rewards: shaped, after
+    trajectories: B samples, none of them failed. indices: their numbers in the rollout batch. rewards: shaped, after
     the baseline. Tokens beyond `max_len` are cut off with everything that belongs to them.
     Where no token was sampled, rollout_logprobs is 0 and versions is -1, whatever the trajectory holds there.
     `extra["images"]` lists the images per sample when there are any.
     Raises ValueError for lists of different lengths and for a sample whose first token is trainable.
     """
-    if not len(trajectories) == len(index) == len(rewards):
+    if not len(trajectories) == len(indices) == len(rewards):
         raise ValueError(
             f"build_batch needs one index and one reward per trajectory, got {len(trajectories)} trajectories, "
-            f"{len(index)} indices, {len(rewards)} rewards"
+            f"{len(indices)} indices, {len(rewards)} rewards"
         )
     rows = [cut(t, max_len) for t in trajectories]
-    for number, row in zip(index, rows, strict=True):
+    for number, row in zip(indices, rows, strict=True):
         if row.trainable and row.trainable[0]:
             raise ValueError(
                 f"sample {number} ({row.group_id}): its first token is marked as sampled, without a prompt"
@@ -50,7 +50,7 @@ def build_batch(
         tokens=pad_rows([r.token_ids for r in rows], width=width, value=pad_token_id, dtype=torch.long),
         attention_mask=pad_rows([[1] * len(r.token_ids) for r in rows], width=width, value=0, dtype=torch.bool),
         action_mask=action_mask,
-        index=torch.tensor(list(index), dtype=torch.long),
+        index=torch.tensor(list(indices), dtype=torch.long),
         rollout_logprobs=logprobs.masked_fill(~action_mask, 0.0),
         versions=versions.masked_fill(~action_mask, -1),
         rewards=torch.tensor(list(rewards), dtype=torch.float32),
