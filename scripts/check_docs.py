@@ -11,6 +11,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+from openrlhf.launcher.commands import COMMANDS
+
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
@@ -37,7 +39,7 @@ def check(file: Path, known: set[str]) -> list[str]:
     for _, language, code in BLOCK.findall(text):
         if language in ("python", "py") and (error := compile_error(textwrap.dedent(code))):
             faults.append(f"{where}: a Python block does not compile: {error}")
-    return faults + [f"{where}: --{flag} is no flag" for flag in sorted(set(FLAG.findall(text)) - known) if known]
+    return faults + [f"{where}: --{flag} is no flag" for flag in sorted(set(FLAG.findall(text)) - known)]
 
 
 def leads(file: Path, target: str) -> bool:
@@ -79,7 +81,7 @@ def markdown_files() -> list[Path]:
 
 def known_flags() -> set[str]:
     """The flags of every command, as the launcher knows them."""
-    return set()
+    return {flag for command in COMMANDS.values() for flag in command.flags}
 
 
 if __name__ == "__main__":

