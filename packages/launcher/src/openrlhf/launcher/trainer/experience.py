@@ -12,7 +12,6 @@ import torch
 
 from openrlhf.agents.types import StopReason, Trajectory, Turn
 from openrlhf.core.batch import Batch, pad_rows
-from openrlhf.launcher.trainer.protocols import SampleInfo
 
 
 def build_batch(
@@ -76,26 +75,4 @@ def cut(trajectory: Trajectory, max_len: int) -> Trajectory:
         prompt_length=min(trajectory.prompt_length, max_len),
         turns=turns,
         stop_reason=trajectory.stop_reason if trajectory.failed else StopReason.LENGTH,
-    )
-
-
-def sample_info(trajectory: Trajectory, *, max_len: int) -> SampleInfo:
-    """The scalars of a trajectory as `build_batch` will train it: cut to `max_len` tokens."""
-    sample = cut(trajectory, max_len)
-    versions = [v for v, sampled in zip(sample.versions, sample.trainable, strict=True) if sampled]
-    turns = [sum(sample.trainable[t.start : t.end]) for t in sample.turns]
-    failure = sample.failure
-    return SampleInfo(
-        reward=sample.reward,
-        score=sample.score,
-        total_length=len(sample.token_ids),
-        num_trainable=sample.num_trainable,
-        longest_turn=max(turns, default=sample.num_trainable),
-        truncated=sample.truncated,
-        failed=sample.failed,
-        failure="" if failure is None else failure.traceback or f"{failure.border}: {failure.message}",
-        stop_reason=sample.stop_reason.value,
-        min_version=min(versions, default=-1),
-        max_version=max(versions, default=-1),
-        extra_logs=sample.extra_logs,
     )

@@ -1,7 +1,7 @@
 """What the trainer needs of the world: a `Rollout` that samples and a `Learner` that learns.
 
 The trainer holds scalars and opaque handles, never tensors: a handle is whatever the implementation can resolve
-(an object reference under Ray, the object itself with fakes).
+(an object reference under Ray, the object itself with fakes). Every call is a coroutine with a bound of its own.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class SampleInfo:
     stop_reason: str = "stop"
     min_version: int = -1
     max_version: int = -1
+    clipped: bool = False  # reached data.max_len
     extra_logs: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -38,6 +39,21 @@ class Group:
     prompt: PromptItem
     samples: Sequence[SampleInfo]
     handle: Any
+
+    @property
+    def position(self) -> int:
+        """The prompt's place in the order of its episode."""
+        return self.prompt.position
+
+    @property
+    def scores(self) -> list[float | None]:
+        """One score per sample; None for a failed or unscored one."""
+        return [s.score for s in self.samples]
+
+    @property
+    def failures(self) -> list[str]:
+        """The failure texts of the failed samples."""
+        return [s.failure for s in self.samples if s.failed]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,32 +79,39 @@ class EvalRequest:
 
 
 class Rollout(Protocol):
-    """Samples groups with the current weights."""
+    """Samples groups with the weights that the engines hold."""
 
-    def generate(self, prompts: Sequence[PromptItem], *, evaluation: EvalRequest | None = None) -> list[Group]:
-        """Roll every prompt out; the groups come back in the order of `prompts`."""
+    async def run_group(self, item: PromptItem, *, evaluation: EvalRequest | None = None) -> Group:
+        """Sample and score one prompt's group. A failed sample is data; an error means that no worker is left."""
         ...
 
-    def shutdown(self) -> None: ...
+    async def shutdown(self) -> None: ...
 
 
 class Learner(Protocol):
     """Trains on samples. Every call is collective over all learner ranks and returns reduced scalars."""
 
-    def prepare(self, samples: Sequence[SampleRef], *, kl_coef: float) -> dict[str, float]:
-        """Load the rollout batch: log-probs, values and KL where needed, advantages. Returns batch metrics."""
+    async def score_rewards(self, samples: Sequence[SampleRef]) -> list[float]:
+        """The in-cluster reward model's raw reward of each sample, in order."""
         ...
 
-    def update(self, *, kl_coef: float, epoch: int) -> dict[str, float]:
-        """All optimiser steps of one epoch over the prepared batch. Returns mean metrics and "optimizer_steps"."""
+    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> dict[str, float]:
+        """Load a rollout batch, cut in mini-batches: log-probs, values and KL where needed, advantages.
+
+        Returns the batch's mean metrics.
+        """
         ...
 
-    def push_weights(self, version: int) -> dict[str, float]:
+    async def update(self, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]) -> dict[str, float]:
+        """One optimiser step per prepared mini-batch, in this order. Returns mean metrics."""
+        ...
+
+    async def push_weights(self, version: int) -> dict[str, float]:
         """Send the weights to every engine under this version and check them. Returns rollout/sync_error."""
         ...
 
-    def export(self, path: str) -> None:
+    async def export(self, path: str) -> None:
         """Write the policy as a Hugging Face model with its tokenizer."""
         ...
 
-    def shutdown(self) -> None: ...
+    async def shutdown(self) -> None: ...

@@ -1,0 +1,140 @@
+"""Everything that can be checked before an engine starts: model files, data, reward and agent files.
+
+A mistake costs seconds here and minutes later. Raises ValueError (FileNotFoundError for paths) with the flag to mend.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openrlhf.agents.types import PromptItem
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.data.prompts import PromptDataset, load_prompts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What the checks brought along. reward_file and agent_file: (name, source text)."""
+
+    tokenizer: Any
+    vocab_size: int
+    prompts: PromptDataset
+    eval_prompts: list[PromptItem]
+    reward_file: tuple[str, str] | None = None
+    reward_urls: tuple[str, ...] = ()
+    agent_file: tuple[str, str] | None = None
+
+    @property
+    def pad_token_id(self) -> int:
+        """Any id does where the mask is false; the tokenizer's own if it has one."""
+        token = self.tokenizer.pad_token_id
+        return int(self.tokenizer.eos_token_id or 0) if token is None else int(token)
+
+
+def prepare(config: TrainPPOConfig) -> Prepared:
+    """Check and load what the controller itself needs: tokenizer and data. Loads no model."""
+    model = check_model(config.actor.model_name_or_path, "--actor.model_name_or_path")
+    for flag, path in (
+        ("--critic.model_name_or_path", config.critic.model_name_or_path if config.has_critic else None),
+        ("--reward.model_name_or_path", config.reward.model_name_or_path if config.has_reward_model else None),
+    ):
+        if path is not None:
+            check_model(path, flag)
+    reward_file, reward_urls = reward_source(config)
+    agent_file = _source(config.train.agent_func_path, "--train.agent_func_path")
+    if agent_file is None and not reward_urls and reward_file is None and not config.has_reward_model:
+        raise ValueError(
+            "nothing gives rewards: set --reward.remote_url (a URL or a .py file), --reward.model_name_or_path or "
+            "--train.agent_func_path"
+        )
+    tokenizer = load_tokenizer(model, fast=not config.data.disable_fast_tokenizer)
+    budget = config.rollout.max_new_tokens
+    prompts = load_prompts(config.data, tokenizer, max_new_tokens=budget, seed=config.train.seed)
+    eval_prompts: list[PromptItem] = []
+    if config.eval.dataset is not None and config.eval.steps > 0:
+        evaluation = load_prompts(
+            config.data,
+            tokenizer,
+            max_new_tokens=budget,
+            seed=config.train.seed,
+            dataset=config.eval.dataset,
+            split=config.eval.split,
+        )
+        eval_prompts = evaluation.items()
+    return Prepared(
+        tokenizer=tokenizer,
+        vocab_size=vocab_size(model),
+        prompts=prompts,
+        eval_prompts=eval_prompts,
+        reward_file=reward_file,
+        reward_urls=reward_urls,
+        agent_file=agent_file,
+    )
+
+
+def check_model(path: str | None, flag: str) -> str:
+    """A model that can be loaded: a local folder with config.json, or something that looks like a hub name."""
+    if not path:
+        raise ValueError(f"{flag} is missing: give a local folder or a Hugging Face model name")
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise FileNotFoundError(f"{flag} {path!r}: the folder has no config.json, so it is no Hugging Face model")
+        return str(folder)
+    if path.startswith((".", "/", "~")) or path.count("/") != 1 or folder.exists():
+        raise FileNotFoundError(f"{flag} {path!r}: not found; give a folder with a Hugging Face model or a hub name")
+    return path
+
+
+def load_tokenizer(model: str, *, fast: bool) -> Any:
+    """The model's tokenizer, padded on the left. Raises ValueError where there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model, use_fast=fast, padding_side="left")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--actor.model_name_or_path {model!r}: no tokenizer could be loaded: {error}") from error
+
+
+def vocab_size(model: str) -> int:
+    """Rows of the model's embedding, from its configuration."""
+    config = Path(model) / "config.json"
+    if config.is_file():
+        data = json.loads(config.read_text())
+        size = data.get("vocab_size") or data.get("text_config", {}).get("vocab_size")
+        if size:
+            return int(size)
+    from transformers import AutoConfig
+
+    return int(AutoConfig.from_pretrained(model).get_text_config().vocab_size)
+
+
+def reward_source(config: TrainPPOConfig) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
+    """`--reward.remote_url` as a checked Python file or as URLs."""
+    value = config.reward.remote_url
+    if value is None or config.train.agent_func_path is not None:
+        return None, ()
+    if value.endswith(".py"):
+        source = _source(value, "--reward.remote_url")
+        assert source is not None
+        from openrlhf.agents.reward_file import check_reward_file
+
+        check_reward_file(value)
+        return source, ()
+    urls = tuple(part.strip() for part in value.split(",") if part.strip())
+    wrong = [url for url in urls if not url.startswith(("http://", "https://"))]
+    if wrong or not urls:
+        raise ValueError(f"--reward.remote_url {value!r}: expected http(s) URLs or the path of a .py file")
+    return None, urls
+
+
+def _source(path: str | None, flag: str) -> tuple[str, str] | None:
+    if path is None:
+        return None
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise FileNotFoundError(f"{flag} {path!r}: file not found (looked in {Path.cwd()})")
+    return str(file.resolve()), file.read_text(encoding="utf-8")

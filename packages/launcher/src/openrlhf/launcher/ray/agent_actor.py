@@ -1,0 +1,170 @@
+"""Agent workers: killable processes that host agents and reward functions and reach engines through a router."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ray.exceptions import RayActorError, RayTaskError
+
+from openrlhf.agents.engine import EngineError, Generation, SamplingParams
+from openrlhf.agents.types import PromptItem, Trajectory
+from openrlhf.launcher.ray.calls import first_line
+from openrlhf.launcher.trainer.protocols import EvalRequest, SampleInfo
+from openrlhf.rollout.requests import EngineDownError, GenerateRequest, RequestFailure, raise_failure
+
+if TYPE_CHECKING:
+    from openrlhf.agents.worker import AgentWorker
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSpec:
+    """What an agent worker is made of. Files travel by content, so that they work on nodes without a shared disk.
+
+    agent_file / reward_file: (name, source) or None. reward_urls: HTTP reward servers.
+    """
+
+    tokenizer_path: str
+    use_fast_tokenizer: bool
+    sampling: SamplingParams
+    n_samples: int
+    max_len: int
+    max_new_tokens: int | None
+    seed: int
+    agent_timeout: float
+    max_turns: int
+    max_concurrency: int
+    overlong: str
+    agent_file: tuple[str, str] | None = None
+    reward_file: tuple[str, str] | None = None
+    reward_urls: tuple[str, ...] = ()
+    reward_api_key: str | None = None
+    reward_timeout: float = 60.0
+    request_timeout: float = 600.0
+
+
+class RayEngineClient:
+    """An engine actor as the router sees it. Requests of one loop turn travel in one message and stream back."""
+
+    def __init__(self, name: str, actor: Any) -> None:
+        self.name = name
+        self._actor = actor
+        self._waiting: list[tuple[GenerateRequest, asyncio.Future[Generation]]] = []
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Raises EngineDownError when the engine's process is gone, RequestRejected when it refuses the request."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Generation] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._flush)
+        self._waiting.append((request, future))
+        return await future
+
+    def _flush(self) -> None:
+        batch, self._waiting = self._waiting, []
+        task = asyncio.ensure_future(self._send(batch))
+        _RUNNING.add(task)
+        task.add_done_callback(_RUNNING.discard)
+
+    async def _send(self, batch: Sequence[tuple[GenerateRequest, asyncio.Future[Generation]]]) -> None:
+        reason: BaseException | None = None
+        try:
+            stream = self._actor.generate_many.options(num_returns="streaming").remote([r for r, _ in batch])
+            async for ref in stream:
+                for number, result in await ref:
+                    _settle(batch[number][1], result)
+        except (RayActorError, RayTaskError) as error:
+            reason = error
+        for request, future in batch:
+            if not future.done():
+                why = first_line(reason) if reason else "the engine's stream ended early"
+                future.set_exception(EngineDownError(f"{self.name}: request {request.request_id}: {why}"))
+
+    async def health(self) -> None:
+        """Raises EngineDownError when the engine does not answer."""
+        try:
+            await self._actor.call.remote("health")
+        except (RayActorError, RayTaskError) as error:
+            raise EngineDownError(f"{self.name}: {first_line(error)}") from error
+
+
+_RUNNING: set[asyncio.Task] = set()
+
+
+def _settle(future: asyncio.Future[Generation], result: Generation | RequestFailure) -> None:
+    if future.done():
+        return  # the sample was cancelled meanwhile
+    if isinstance(result, RequestFailure):
+        try:
+            raise_failure(result)
+        except EngineError as error:
+            future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+class AgentActor:
+    """Rolls groups out; the scalars go to the controller, the trajectories stay in the object store."""
+
+    def __init__(self, spec: AgentSpec, engines: Sequence[tuple[str, Any]]) -> None:
+        self._spec = spec
+        self._engines = list(engines)
+        self._worker: AgentWorker | None = None
+
+    async def ready(self) -> None:
+        """Load tokenizer, agent and reward function."""
+        from openrlhf.launcher.ray.agent_setup import build_worker
+
+        self._worker, self._router = await build_worker(self._spec, self._clients())
+
+    def _clients(self) -> list[RayEngineClient]:
+        return [RayEngineClient(name, actor) for name, actor in self._engines]
+
+    async def set_engines(self, engines: Sequence[tuple[str, Any]]) -> None:
+        """Use these engine actors from now on."""
+        self._engines = list(engines)
+        if self._worker is not None:
+            self._router.set_clients(self._clients())
+
+    async def run_group(
+        self, item: PromptItem, evaluation: EvalRequest | None
+    ) -> tuple[list[SampleInfo], list[Trajectory]]:
+        """One prompt's samples."""
+        if self._worker is None:
+            await self.ready()
+            assert self._worker is not None
+        trajectories = await self._worker.run_group(
+            item,
+            evaluation=evaluation is not None,
+            n_samples=evaluation.n_samples_per_prompt if evaluation else None,
+            temperature=evaluation.temperature if evaluation else None,
+        )
+        return [describe(t, self._spec.max_len) for t in trajectories], trajectories
+
+    async def shutdown(self) -> None:
+        """End the reward worker's process."""
+        if self._worker is not None:
+            await self._worker.close()
+
+
+def describe(trajectory: Trajectory, max_len: int) -> SampleInfo:
+    """The scalars of a trajectory."""
+    versions = [v for v in trajectory.versions if v >= 0]
+    failure = trajectory.failure
+    return SampleInfo(
+        reward=trajectory.reward,
+        score=trajectory.score,
+        total_length=len(trajectory.token_ids),
+        num_trainable=trajectory.num_trainable,
+        longest_turn=max((t.end - t.start for t in trajectory.turns), default=0),
+        truncated=trajectory.truncated,
+        failed=trajectory.failed,
+        failure="" if failure is None else f"{failure.border}: {failure.message}\n{failure.traceback}".rstrip(),
+        stop_reason=trajectory.stop_reason.value,
+        min_version=min(versions, default=-1),
+        max_version=max(versions, default=-1),
+        clipped=len(trajectory.token_ids) >= max_len,
+        extra_logs=dict(trajectory.extra_logs),
+    )

@@ -1,0 +1,79 @@
+"""Bounded calls on Ray actors: every wait has a name and a bound, and an error says which actor died doing what."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+
+class WorkerDiedError(RuntimeError):
+    """A worker process ended, or did not answer in time; the message names it and what it was doing."""
+
+
+def wait_seconds(what: str, default: float) -> float:
+    """The bound of a wait; OPENRLHF_WAIT_SCALE stretches all of them on slow machines."""
+    del what
+    return default * float(os.environ.get("OPENRLHF_WAIT_SCALE", "1"))
+
+
+async def gather(refs: Sequence[ray.ObjectRef], *, what: str, names: Sequence[str], timeout: float) -> list[Any]:
+    """Await all references; the first failure cancels the wait and is raised with the worker's name.
+
+    Raises WorkerDiedError when a worker ended or the time ran out, else the worker's own exception.
+    """
+    tasks = {
+        asyncio.ensure_future(_named(ref, what, name)): i for i, (ref, name) in enumerate(zip(refs, names, strict=True))
+    }
+    results: list[Any] = [None] * len(tasks)
+    deadline = asyncio.get_running_loop().time() + wait_seconds(what, timeout)
+    pending = set(tasks)
+    try:
+        while pending:
+            left = deadline - asyncio.get_running_loop().time()
+            done, pending = await asyncio.wait(pending, timeout=max(left, 0), return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                late = sorted(names[tasks[t]] for t in pending)
+                raise WorkerDiedError(f"{what}: no answer from {', '.join(late)} within {timeout:.0f} s")
+            for task in done:
+                results[tasks[task]] = task.result()
+    finally:
+        for task in pending:
+            task.cancel()
+    return results
+
+
+async def _named(ref: ray.ObjectRef, what: str, name: str) -> Any:
+    try:
+        return await ref
+    except RayTaskError as error:
+        raise user_error(error) from error
+    except RayActorError as error:
+        raise WorkerDiedError(f"{what}: {name} died ({first_line(error)})") from error
+
+
+def user_error(error: RayTaskError) -> BaseException:
+    """The worker's own exception where it can be had: a ValueError stays one that the command line prints plainly."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, (ValueError, WorkerDiedError)) else error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line that says something."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def get(refs: Sequence[ray.ObjectRef], *, what: str, timeout: float) -> list[Any]:
+    """`gather` outside a loop, for start and shutdown."""
+    try:
+        return ray.get(list(refs), timeout=wait_seconds(what, timeout))
+    except RayTaskError as error:
+        raise user_error(error) from error
+    except GetTimeoutError as error:
+        raise WorkerDiedError(f"{what}: no answer within {timeout:.0f} s") from error
+    except RayActorError as error:
+        raise WorkerDiedError(f"{what}: {first_line(error)}") from error

@@ -1,0 +1,245 @@
+"""The Ray that a run uses: one that others started, used as it is, or our own, which leaves nothing behind.
+
+Our own has its own token, its own short temporary folder (removed at the end) and writes nothing into the home folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ray
+
+log = logging.getLogger(__name__)
+
+RUN_ID_VARIABLE = "OPENRLHF_RUN_ID"
+"""Set in the environment of every process of a run, so that the end of the run can find what is left."""
+
+LONGEST_SOCKET_PATH = 107
+"""Linux' limit for the path of a UNIX socket."""
+SESSION_PATH = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+
+WORKER_ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "RAY_DEDUP_LOGS": "0",
+}
+"""Defaults of worker processes; what the user has set wins."""
+
+CPU_WORKER_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "DS_ACCELERATOR": "cpu",
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+"""Further defaults on machines without a GPU: one thread per process, no compiler, a small KV cache."""
+
+
+@dataclass
+class Cluster:
+    """A connected Ray. `gpus` is how many real GPUs it has, whatever number it was started with."""
+
+    started: bool
+    run_id: str
+    gpus: int = 0
+    nodes: int = 1
+    temp_dir: Path | None = None
+    saved_environment: dict[str, str | None] = field(default_factory=dict)
+
+    def worker_environment(self) -> dict[str, str]:
+        """Environment variables for every worker process."""
+        defaults = WORKER_ENVIRONMENT if self.gpus else WORKER_ENVIRONMENT | CPU_WORKER_ENVIRONMENT
+        return {k: os.environ.get(k, v) for k, v in defaults.items()} | {RUN_ID_VARIABLE: self.run_id}
+
+    def close(self) -> None:
+        """Disconnect; end what we started and remove our temporary folder. Safe to call twice."""
+        ray.shutdown()
+        if self.started:
+            sweep(self.run_id)
+            if self.temp_dir is not None:
+                shutil.rmtree(self.temp_dir, ignore_errors=True)
+        for name, value in self.saved_environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if self.saved_environment:
+            self.saved_environment.clear()
+            _reload_ray_authentication()
+
+
+def short_temp_dir() -> Path:
+    """A new folder with room for Ray's socket paths: in $TMPDIR if that is short enough, else in /tmp."""
+    root = tempfile.gettempdir()
+    room = LONGEST_SOCKET_PATH - len(SESSION_PATH) - len("/rXXXXXXXX")
+    if len(root) > room:
+        log.warning("TMPDIR=%r is too long for Ray's sockets (at most %d characters): using /tmp", root, room)
+        root = "/tmp"
+    return Path(tempfile.mkdtemp(prefix="r", dir=root))
+
+
+def connect() -> Cluster:
+    """Join the Ray of RAY_ADDRESS or of this machine; where there is none, start one for this run.
+
+    Raises ConnectionError when RAY_ADDRESS names a Ray that does not answer.
+    """
+    run_id = secrets.token_hex(8)
+    os.environ[RUN_ID_VARIABLE] = run_id
+    cluster = _join(run_id) or _start(run_id)
+    try:
+        cluster.nodes = sum(1 for node in ray.nodes() if node["Alive"])
+        cluster.gpus = _count_real_gpus()
+    except BaseException:
+        cluster.close()
+        raise
+    return cluster
+
+
+def _join(run_id: str) -> Cluster | None:
+    address = os.environ.get("RAY_ADDRESS") or running_address()
+    if address is None:
+        return None
+    ray.init(address=address, logging_level=logging.WARNING, log_to_driver=True)
+    return Cluster(started=False, run_id=run_id)
+
+
+def running_address() -> str | None:
+    """The address of a Ray that `ray start` left running on this machine, if it answers.
+
+    Rays that other runs started for themselves are not found, on purpose: they write no address file in Ray's folder.
+    """
+    folder = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray"
+    try:
+        address = (folder / "ray_current_cluster").read_text().strip()
+        host, port = address.rsplit(":", 1)
+        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+    except (OSError, ValueError):
+        return None
+    return address
+
+
+def _start(run_id: str) -> Cluster:
+    temp_dir = short_temp_dir()
+    ours = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_worker_niceness": os.environ.get("RAY_worker_niceness", "0"),  # noqa: SIM112  Ray's 15 starves ranks on a busy CPU
+        "RAY_DEDUP_LOGS": os.environ.get("RAY_DEDUP_LOGS", "0"),
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": os.environ.get("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"),
+    }
+    cluster = Cluster(
+        started=True, run_id=run_id, temp_dir=temp_dir, saved_environment={k: os.environ.get(k) for k in ours}
+    )
+    os.environ.update(ours)
+    _reload_ray_authentication()
+    try:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            num_cpus=max(os.cpu_count() or 1, 8),
+            object_store_memory=_object_store_bytes(),
+            logging_level=logging.WARNING,
+            log_to_driver=True,
+            _temp_dir=str(temp_dir),
+        )
+    except BaseException:
+        cluster.close()
+        raise
+    return cluster
+
+
+def _reload_ray_authentication() -> None:
+    """Ray reads RAY_AUTH_* when it is imported; it has no public way to read them again (2.60)."""
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _object_store_bytes() -> int:
+    """A fifth of the free shared memory, between 200 MiB and 8 GiB: trajectories are small."""
+    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 1 << 30
+    return int(min(max(free // 5, 200 << 20), 8 << 30))
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def _probe_gpus() -> int:
+    """Real accelerators of the node that this runs on, from its device files; loads no ML library."""
+    from ray._private.accelerators import get_all_accelerator_managers
+
+    return max(
+        (
+            manager.get_current_node_num_accelerators()
+            for manager in get_all_accelerator_managers()
+            if manager.get_resource_name() == "GPU"
+        ),
+        default=0,
+    )
+
+
+def _count_real_gpus() -> int:
+    """Sum over the nodes that claim GPUs; `ray start --num-gpus 8` on a machine without one counts 0."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    claims = {n["NodeID"]: int(n["Resources"].get("GPU", 0)) for n in ray.nodes() if n["Alive"]}
+    probes = {
+        node: _probe_gpus.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+        for node, claim in claims.items()
+        if claim > 0
+    }
+    found = dict(zip(probes, ray.get(list(probes.values()), timeout=60), strict=True))
+    return sum(min(claims[node], count) for node, count in found.items())
+
+
+def sweep(run_id: str, *, grace: float = 5.0) -> list[int]:
+    """End every process that carries this run's id and is not this process or its ancestors. Returns their pids."""
+    mine = {os.getpid(), os.getppid()}
+    left = [pid for pid in processes_of_run(run_id) if pid not in mine]
+    for sig, wait in ((signal.SIGTERM, grace), (signal.SIGKILL, grace)):
+        for pid in left:
+            _signal(pid, sig)
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline and any(_alive(pid) for pid in left):
+            time.sleep(0.05)
+        if not any(_alive(pid) for pid in left):
+            break
+    return left
+
+
+def processes_of_run(run_id: str) -> list[int]:
+    """Pids on this machine whose environment holds the run's id."""
+    marker = f"{RUN_ID_VARIABLE}={run_id}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if marker in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:  # gone, or another user's
+                continue
+    return found
+
+
+def _signal(pid: int, sig: signal.Signals) -> None:
+    try:
+        os.kill(pid, sig)
+    except ProcessLookupError:
+        return
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,122 @@
+"""One learner rank as a Ray actor: process set-up here, the work in `trainer/rank.py` and the learner package."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+if TYPE_CHECKING:
+    from openrlhf.launcher.trainer.rank import RankConfig
+    from openrlhf.learner.spec import LearnerSpec
+    from openrlhf.rollout.weights.sender import WeightSender
+    from openrlhf.rollout.weights.wire import BucketPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankAddress:
+    """Where a rank stands, and where the others meet it."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    master_address: str
+    master_port: int
+
+    def environment(self) -> dict[str, str]:
+        """What torch.distributed and DeepSpeed read."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "LOCAL_SIZE": str(self.local_world_size),
+            "MASTER_ADDR": self.master_address,
+            "MASTER_PORT": str(self.master_port),
+        }
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as s:
+        s.bind(("", 0))
+        return s.getsockname()[1]
+
+
+class LearnerActor:
+    """A policy, critic, reference or reward rank. Methods are collective over the role's ranks unless they say so."""
+
+    def node(self) -> tuple[str, str, int, list[str]]:
+        """(node id, IP address, a free port, accelerator ids): what the address book is made of."""
+        ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), free_port(), ids
+
+    def setup(self, address: RankAddress, spec: LearnerSpec, config: RankConfig) -> None:
+        """Join the process group and load the model."""
+        from openrlhf.launcher.ray.devices import local_device_index
+
+        ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        os.environ.update(address.environment())
+        if ids:
+            os.environ["LOCAL_RANK"] = str(local_device_index(ids, os.environ))
+        from openrlhf.learner.setup import init_distributed
+
+        init_distributed()
+        from openrlhf.launcher.trainer.rank import RankTrainer
+        from openrlhf.learner.learner import Learner
+
+        self.rank = address.rank
+        self.sender: WeightSender | None = None
+        self.plan: BucketPlan | None = None
+        self.bucket_bytes = 0
+        self.trainer = RankTrainer(Learner(spec), config, resolve=lambda handles: ray.get(list(handles), timeout=300))
+
+    def open_weight_group(self, world_size: int, generation: int) -> Any:
+        """Rank 0: the meeting point of a new weight group."""
+        if self.rank != 0:
+            return None
+        from openrlhf.rollout.weights.sender import WeightSender
+
+        if self.sender is None:
+            self.sender = WeightSender(master_address=ray.util.get_node_ip_address())
+        return self.sender.open(world_size, generation)
+
+    def connect_weight_group(self) -> None:
+        """Rank 0: wait for the engines."""
+        if self.sender is not None:
+            self.sender.connect()
+
+    def plan_push(self, bucket_bytes: int) -> dict[str, Any]:
+        """All ranks: what a push moves, in which buckets."""
+        from openrlhf.rollout.weights.wire import TensorSpec, plan_buckets
+
+        self.bucket_bytes = bucket_bytes
+        infos = self.trainer.learner.weight_metadata()
+        specs = [TensorSpec(i.name, str(i.dtype).removeprefix("torch."), i.shape) for i in infos]
+        self.plan = plan_buckets(specs, bucket_bytes)
+        return self.plan.to_dict()
+
+    def push(self, version: int) -> Any:
+        """All ranks: stream the weights; rank 0 sends them."""
+        from openrlhf.rollout.weights.sender import drain
+
+        assert self.plan is not None, "plan_push() comes before push()"
+        stream = self.trainer.learner.named_parameter_buckets(self.bucket_bytes)
+        if self.sender is None:
+            drain(stream)
+            return None
+        return self.sender.send(stream, self.plan, version)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """A method of this rank's trainer."""
+        return getattr(self.trainer, method)(*args, **kwargs)
+
+    def merged(self, method: str, *args: Any, parts: Mapping[str, Sequence[ray.ObjectRef]], **kwargs: Any) -> Any:
+        """A method whose keyword arguments `parts` are other ranks' results, fetched here and not by the controller."""
+        fetched = {name: ray.get(list(refs), timeout=600) for name, refs in parts.items()}
+        return getattr(self.trainer, method)(*args, **fetched, **kwargs)

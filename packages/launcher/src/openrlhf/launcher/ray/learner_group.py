@@ -1,0 +1,158 @@
+"""All learner ranks of a run behind the trainer's `Learner` protocol.
+
+The controller sends sample references and gets scalars; log-probs, values and returns travel from rank to rank through
+the object store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from openrlhf.launcher.ray.calls import gather
+from openrlhf.launcher.ray.weight_push import WeightPush
+from openrlhf.launcher.trainer.plan import split_over_ranks
+from openrlhf.launcher.trainer.protocols import SampleRef
+
+UPDATE_TIMEOUT = 24 * 3600.0
+"""Bound of one epoch's update or one batch's forwards: days of work are no fault, a dead rank is seen at once."""
+
+Shares = list[list[SampleRef]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankGroup:
+    """The ranks of one role."""
+
+    role: str
+    actors: Sequence[Any]
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{self.role} rank {i}" for i in range(len(self.actors))]
+
+    def shares(self, mini_batches: Sequence[Sequence[SampleRef]]) -> list[Shares]:
+        """Per rank: its share of every mini-batch."""
+        split = [split_over_ranks(batch, len(self.actors)) for batch in mini_batches]
+        return [[shares[rank] for shares in split] for rank in range(len(self.actors))]
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> list[ray.ObjectRef]:
+        """The same call on every rank."""
+        return [actor.call.remote(method, *args, **kwargs) for actor in self.actors]
+
+    def call_actor(self, method: str, *args: Any) -> list[ray.ObjectRef]:
+        """A method of the actors themselves on every rank."""
+        return [getattr(actor, method).remote(*args) for actor in self.actors]
+
+    def scatter(self, method: str, per_rank: Sequence[Any]) -> list[ray.ObjectRef]:
+        """A call with one argument per rank."""
+        return [actor.call.remote(method, arg) for actor, arg in zip(self.actors, per_rank, strict=True)]
+
+    async def wait(self, refs: Sequence[ray.ObjectRef], what: str, timeout: float = UPDATE_TIMEOUT) -> list[Any]:
+        return await gather(refs, what=f"{what} ({self.role})", names=self.names, timeout=timeout)
+
+
+def parts_for(rank: int, world_size: int, refs: Sequence[ray.ObjectRef]) -> Sequence[ray.ObjectRef]:
+    """Which other ranks' results a rank needs: its twin's where both roles split alike, else all."""
+    return [refs[rank]] if len(refs) == world_size else refs
+
+
+class RayLearner:
+    """The `Learner` of a run."""
+
+    def __init__(
+        self,
+        *,
+        policy: RankGroup,
+        push: WeightPush,
+        reference: RankGroup | None = None,
+        critic: RankGroup | None = None,
+        reward: RankGroup | None = None,
+        tokenizer_path: str,
+        critic_export: bool = False,
+    ) -> None:
+        self.policy, self.reference, self.critic, self.reward = policy, reference, critic, reward
+        self._push = push
+        self._critic_export = critic_export
+        self._tokenizer_path = tokenizer_path
+
+    @property
+    def groups(self) -> list[RankGroup]:
+        return [g for g in (self.policy, self.reference, self.critic, self.reward) if g is not None]
+
+    async def score_rewards(self, samples: Sequence[SampleRef]) -> list[float]:
+        assert self.reward is not None, "a reward role is placed when rewards come from an in-cluster model"
+        refs = self.reward.scatter("rewards", self.reward.shares([samples]))
+        merged: dict[int, float] = {}
+        for part in await self.reward.wait(refs, "reward forward"):
+            merged.update(part)
+        return [merged[s.index] for s in samples]
+
+    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> dict[str, float]:
+        from openrlhf.launcher.trainer.rank import combine_sums
+
+        def scattered(group: RankGroup | None, method: str) -> list[ray.ObjectRef]:
+            return [] if group is None else group.scatter(method, group.shares(mini_batches))
+
+        refs = scattered(self.reference, "logprobs")
+        values = scattered(self.critic, "values")
+        world = len(self.policy.actors)
+        pairs = [
+            actor.merged.options(num_returns=2).remote(
+                "prepare",
+                shares,
+                parts={
+                    "refs": parts_for(rank, world, refs),
+                    "values": parts_for(rank, world, values) if values else [],
+                },
+                kl_coef=kl_coef,
+            )
+            for rank, (actor, shares) in enumerate(
+                zip(self.policy.actors, self.policy.shares(mini_batches), strict=True)
+            )
+        ]
+        sums = await self.policy.wait([first for first, _ in pairs], "experience forward")
+        if self.critic is not None:
+            returns = [second for _, second in pairs]
+            count = len(self.critic.actors)
+            sent = [
+                actor.merged.remote("set_returns", parts={"returns": parts_for(rank, count, returns)})
+                for rank, actor in enumerate(self.critic.actors)
+            ]
+            await self.critic.wait(sent, "returns")
+        return combine_sums(sums)
+
+    async def update(self, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]) -> dict[str, float]:
+        from openrlhf.launcher.trainer.rank import combine_sums
+
+        waits = [
+            self.policy.wait(
+                self.policy.call("update", list(order), kl_coef=kl_coef, freeze=list(freeze_actor)), "policy update"
+            )
+        ]
+        if self.critic is not None:
+            waits.append(self.critic.wait(self.critic.call("update", list(order), kl_coef=0.0), "critic update"))
+        metrics: dict[str, float] = {}
+        for part in await asyncio.gather(*waits):
+            # every rank returns the same reduced sums
+            metrics.update(combine_sums(part[:1]))
+        return metrics
+
+    async def push_weights(self, version: int) -> dict[str, float]:
+        return await self._push.push(self.policy, version)
+
+    async def export(self, path: str) -> None:
+        await self.policy.wait(self.policy.call("export", path, self._tokenizer_path), "export")
+        if self.critic is not None and self._critic_export:
+            await self.critic.wait(
+                self.critic.call("export", path.rstrip("/") + "_critic", self._tokenizer_path), "critic export"
+            )
+
+    async def shutdown(self) -> None:
+        for group in self.groups:
+            for actor in group.actors:
+                ray.kill(actor)

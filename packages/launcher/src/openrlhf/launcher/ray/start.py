@@ -1,0 +1,263 @@
+"""Starts the parts of a run on a connected Ray: engines first, they take longest; learners and agent workers beside."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from openrlhf.agents.engine import SamplingParams
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.data.sampler import PromptSampler
+from openrlhf.launcher.horizon import optimizer_step_horizon
+from openrlhf.launcher.preflight import Prepared
+from openrlhf.launcher.ray.agent_actor import AgentActor, AgentSpec
+from openrlhf.launcher.ray.calls import get
+from openrlhf.launcher.ray.cluster import Cluster
+from openrlhf.launcher.ray.devices import extra_noset
+from openrlhf.launcher.ray.engine_actor import EngineActor
+from openrlhf.launcher.ray.engine_fleet import EngineFleet
+from openrlhf.launcher.ray.learner_actor import LearnerActor, RankAddress
+from openrlhf.launcher.ray.learner_group import RankGroup, RayLearner
+from openrlhf.launcher.ray.placement import Reservation, plan_placement
+from openrlhf.launcher.ray.rollout import RayRollout
+from openrlhf.launcher.ray.weight_push import WeightPush
+from openrlhf.launcher.trainer.loop import MetricSink, TrainerParts
+from openrlhf.launcher.trainer.rank_config import RankConfig, rank_config
+from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.rollout.engine_spec import EngineSpec, parse_engine_args
+
+log = logging.getLogger(__name__)
+
+SETUP_TIMEOUT = 1800.0
+
+
+async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster, sink: MetricSink) -> TrainerParts:
+    """Start engines, learner ranks and agent workers; return when all are ready."""
+    began = time.perf_counter()
+    environment = cluster.worker_environment() | extra_noset(os.environ)
+    reservation = Reservation(plan_placement(config, gpus=cluster.gpus, nodes=cluster.nodes))
+    fleet = start_fleet(config, reservation, environment, gpus=cluster.gpus)
+    groups = start_learners(config, prepared, reservation, environment)
+    rollout = start_rollout(config, prepared, fleet, environment)
+    await asyncio.gather(rollout.start(), _wait_learners(groups))
+    log.info(
+        "learners and agent workers ready after %.0f s, waiting for %d engines",
+        time.perf_counter() - began,
+        len(fleet.actors),
+    )
+    await fleet.wait_started()
+    log.info("all parts ready after %.0f s", time.perf_counter() - began)
+    assert config.vllm.sync_tolerance is not None, "resolve() sets --vllm.sync_tolerance"
+    push = WeightPush(
+        fleet,
+        bucket_mb=config.vllm.sync_bucket_mb,
+        tolerance=config.vllm.sync_tolerance,
+        vocab_size=prepared.vocab_size,
+    )
+    learner = RayLearner(
+        policy=groups["policy"][0],
+        reference=_group(groups, "reference"),
+        critic=_group(groups, "critic"),
+        reward=_group(groups, "reward"),
+        push=push,
+        tokenizer_path=_model_path(config.actor.model_name_or_path or ""),
+        critic_export=config.critic.save_value_network,
+    )
+    return TrainerParts(
+        rollout=rollout,
+        learner=learner,
+        prompts=PromptSampler(prepared.prompts, config.train.seed),
+        sink=sink,
+        eval_prompts=prepared.eval_prompts,
+    )
+
+
+Groups = dict[str, tuple[RankGroup, list[ray.ObjectRef]]]
+
+
+def _group(groups: Groups, role: str) -> RankGroup | None:
+    return groups[role][0] if role in groups else None
+
+
+async def _wait_learners(groups: Groups) -> None:
+    await asyncio.gather(*(group.wait(refs, "learner start", SETUP_TIMEOUT) for group, refs in groups.values()))
+
+
+def start_fleet(
+    config: TrainPPOConfig, reservation: Reservation, environment: Mapping[str, str], *, gpus: int
+) -> EngineFleet:
+    """One engine actor per --vllm.num_engines."""
+    specs = engine_specs(config, gpus=gpus)
+    actor = ray.remote(EngineActor)
+
+    def spawn(number: int) -> Any:
+        env = dict(environment) | specs[number].environment() | _user_values(specs[number].environment())
+        return actor.options(
+            **reservation.options("engine", number), max_concurrency=1000, runtime_env={"env_vars": env}
+        ).remote()
+
+    return EngineFleet(specs, spawn)
+
+
+def _user_values(names: Mapping[str, str]) -> dict[str, str]:
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def engine_specs(config: TrainPPOConfig, *, gpus: int) -> list[EngineSpec]:
+    """What every engine is started with."""
+    vllm = config.vllm
+    assert config.actor.model_name_or_path is not None
+    assert vllm.sync_backend != "auto", "resolve() sets --vllm.sync_backend"
+    return [
+        EngineSpec(
+            model=_model_path(config.actor.model_name_or_path),
+            name=f"engine {i}",
+            dtype=vllm.dtype,
+            device="cuda" if gpus else "cpu",
+            max_model_len=config.data.max_len,
+            tensor_parallel_size=vllm.tensor_parallel_size,
+            enforce_eager=vllm.enforce_eager,
+            gpu_memory_utilization=vllm.gpu_memory_utilization,
+            enable_prefix_caching=vllm.enable_prefix_caching,
+            enable_sleep=vllm.enable_sleep,
+            seed=config.train.seed + i,
+            sync_backend=vllm.sync_backend,
+            max_images_per_prompt=config.data.max_images_per_prompt,
+            engine_args=parse_engine_args(vllm.engine_args),
+        )
+        for i in range(vllm.num_engines or 0)
+    ]
+
+
+def _model_path(path: str) -> str:
+    """Absolute for a local folder: workers run in other working directories."""
+    folder = Path(path).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else path
+
+
+def start_learners(
+    config: TrainPPOConfig, prepared: Prepared, reservation: Reservation, environment: Mapping[str, str]
+) -> Groups:
+    """All learner ranks of all roles; their set-up runs on."""
+    horizon = optimizer_step_horizon(config, len(prepared.prompts))
+    groups: Groups = {}
+    ranks_config = rank_config(config, pad_token_id=prepared.pad_token_id)
+    actor = ray.remote(LearnerActor)
+    for role in reservation.plan.seats:
+        if role == "engine":
+            continue
+        actors = [
+            actor.options(**reservation.options(role, rank), runtime_env={"env_vars": dict(environment)}).remote()
+            for rank in range(reservation.plan.ranks(role))
+        ]
+        group = RankGroup(role=role, actors=actors)
+        groups[role] = (group, _set_up(group, learner_spec(config, Role(role), horizon), ranks_config))
+    return groups
+
+
+def _set_up(group: RankGroup, spec: LearnerSpec, config: RankConfig) -> list[ray.ObjectRef]:
+    nodes = get([a.node.remote() for a in group.actors], what=f"{group.role} processes", timeout=SETUP_TIMEOUT)
+    on_node: dict[str, int] = {}
+    local_ranks = []
+    for node_id, *_ in nodes:
+        local_ranks.append(on_node.get(node_id, 0))
+        on_node[node_id] = on_node.get(node_id, 0) + 1
+    _, master, port, _ = nodes[0]
+    return [
+        actor.setup.remote(
+            RankAddress(
+                rank=rank,
+                world_size=len(group.actors),
+                local_rank=local_ranks[rank],
+                local_world_size=on_node[nodes[rank][0]],
+                master_address=master,
+                master_port=port,
+            ),
+            spec,
+            config,
+        )
+        for rank, actor in enumerate(group.actors)
+    ]
+
+
+def learner_spec(config: TrainPPOConfig, role: Role, horizon: int) -> LearnerSpec:
+    """What a role's ranks load and how they train."""
+    entity = {Role.CRITIC: config.critic}.get(role, config.actor)
+    path = {
+        Role.CRITIC: config.critic.model_name_or_path,
+        Role.REWARD: config.reward.model_name_or_path,
+    }.get(role, config.actor.model_name_or_path)
+    assert path is not None
+    offload = {Role.REFERENCE: config.ref.offload, Role.REWARD: config.reward.offload}.get(role, False)
+    return LearnerSpec(
+        role=role,
+        model_path=_model_path(path),
+        ds=config.ds,
+        model=entity,
+        optim=entity if role in (Role.POLICY, Role.CRITIC) else None,
+        batch=config.train,
+        temperature=config.rollout.temperature,
+        max_optimizer_steps=horizon,
+        score_micro_batch_size=config.rollout.micro_batch_size,
+        score_max_tokens=config.rollout.max_tokens_per_gpu,
+        aux_loss_coef=config.actor.aux_loss_coef if role in (Role.POLICY, Role.CRITIC) else 0.0,
+        freeze_visual_encoder=config.actor.freeze_visual_encoder,
+        offload=offload,
+    )
+
+
+def start_rollout(
+    config: TrainPPOConfig, prepared: Prepared, fleet: EngineFleet, environment: Mapping[str, str]
+) -> RayRollout:
+    """The agent workers, connected to the engines."""
+    spec = agent_spec(config, prepared)
+    actor = ray.remote(AgentActor)
+    spec_ref = ray.put(spec)
+
+    def spawn(number: int) -> Any:
+        del number
+        engines = list(zip(fleet.names, fleet.actors, strict=True))
+        return actor.options(num_cpus=0, max_concurrency=10_000, runtime_env={"env_vars": dict(environment)}).remote(
+            spec_ref, engines
+        )
+
+    turns = config.agent.max_turns if config.train.agent_func_path else 1
+    bound = (config.agent.timeout + spec.request_timeout) * turns + config.reward.timeout + 60.0
+    return RayRollout(spawn, workers=config.agent.num_workers, group_timeout=bound)
+
+
+def agent_spec(config: TrainPPOConfig, prepared: Prepared) -> AgentSpec:
+    """What every agent worker loads."""
+    rollout = config.rollout
+    assert config.actor.model_name_or_path is not None
+    return AgentSpec(
+        tokenizer_path=_model_path(config.actor.model_name_or_path),
+        use_fast_tokenizer=not config.data.disable_fast_tokenizer,
+        sampling=SamplingParams(
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            min_p=rollout.min_p,
+            min_tokens=1,
+        ),
+        n_samples=rollout.n_samples_per_prompt,
+        max_len=config.data.max_len,
+        max_new_tokens=rollout.max_new_tokens,
+        seed=config.train.seed,
+        agent_timeout=config.agent.timeout,
+        max_turns=config.agent.max_turns,
+        max_concurrency=config.agent.max_concurrency,
+        overlong=config.data.overlong_prompts,
+        agent_file=prepared.agent_file,
+        reward_file=prepared.reward_file,
+        reward_urls=prepared.reward_urls,
+        reward_api_key=config.reward.api_key,
+        reward_timeout=config.reward.timeout,
+    )

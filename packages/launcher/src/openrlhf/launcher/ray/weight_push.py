@@ -1,0 +1,112 @@
+"""A weight push as the controller sees it: connect, push, check; a failed push is done again whole in a new group."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from openrlhf.launcher.ray.calls import WorkerDiedError
+from openrlhf.launcher.ray.engine_fleet import EngineFleet
+from openrlhf.rollout.sync_check import SyncError, check_sequences, compare
+
+if TYPE_CHECKING:
+    from openrlhf.launcher.ray.learner_group import RankGroup
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT = 60.0
+PUSH_TIMEOUT = 1800.0
+CHECK_TIMEOUT = 600.0
+ATTEMPTS = 3
+"""A push that fails this often in a row ends the run."""
+
+
+class WeightPush:
+    """Brings the policy's weights to every engine.
+
+    tolerance: largest mean |log-prob difference| between trainer and engine after a push. vocab_size: of the
+    model, for the fixed sequences of the check.
+    """
+
+    def __init__(self, fleet: EngineFleet, *, bucket_mb: int, tolerance: float, vocab_size: int) -> None:
+        self._fleet = fleet
+        self._bucket_bytes = bucket_mb << 20
+        self._tolerance = tolerance
+        self._rows = check_sequences(vocab_size)
+        self._generation = 0
+        self._connected = False
+        self._plan: dict | None = None
+
+    async def push(self, policy: RankGroup, version: int) -> dict[str, float]:
+        """Push and check. Returns rollout/sync_error, timing/broadcast and timing/sync_check.
+
+        Raises SyncError when the engines then compute something else than the trainer, WorkerDiedError when a learner
+        rank is gone or the push failed ATTEMPTS times.
+        """
+        began = time.perf_counter()
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                await self._push_once(policy, version)
+                break
+            except Exception as error:
+                self._connected = False
+                self._fleet.mark_unfit()
+                if attempt == ATTEMPTS or isinstance(error, (ValueError, SyncError)):
+                    raise
+                log.warning("weight push %d failed (%s): new group, everything again", version, error)
+                await self._fleet.revive()
+        pushed = time.perf_counter()
+        error = await self._check(policy)
+        self._fleet.mark_fit()
+        return {
+            "rollout/sync_error": error,
+            "timing/broadcast": pushed - began,
+            "timing/sync_check": time.perf_counter() - pushed,
+        }
+
+    async def _push_once(self, policy: RankGroup, version: int) -> None:
+        if not self._connected:
+            await self._connect(policy)
+        if self._plan is None:
+            refs = policy.call_actor("plan_push", self._bucket_bytes)
+            self._plan = (await policy.wait(refs, "weight push plan", PUSH_TIMEOUT))[0]
+        assert self._plan is not None
+        sending = policy.wait(policy.call_actor("push", version), f"weight push {version}", PUSH_TIMEOUT)
+        receiving = self._fleet.receive_weights(self._plan, version, timeout=PUSH_TIMEOUT)
+        await _both(sending, receiving)
+
+    async def _connect(self, policy: RankGroup) -> None:
+        self._generation += 1
+        world_size = 1 + self._fleet.num_workers
+        opened = await policy.wait(
+            policy.call_actor("open_weight_group", world_size, self._generation), "weight group", CONNECT_TIMEOUT
+        )
+        connecting = policy.wait(policy.call_actor("connect_weight_group"), "weight group", CONNECT_TIMEOUT)
+        await _both(connecting, self._fleet.join_weight_group(opened[0], timeout=CONNECT_TIMEOUT))
+        self._connected = True
+
+    async def _check(self, policy: RankGroup) -> float:
+        refs = policy.call("check_logprobs", self._rows)
+        trainer, engines = await _both(
+            policy.wait(refs, "sync check", CHECK_TIMEOUT), self._fleet.score(self._rows, timeout=CHECK_TIMEOUT)
+        )
+        return max(
+            compare(trainer[0], scored, tolerance=self._tolerance, engine=name) for name, scored in engines.items()
+        )
+
+
+async def _both(first, second):  # type: ignore[no-untyped-def]
+    """Await both sides of an exchange; when one fails, the other gets a moment to fail too. A death is raised first."""
+    tasks = [asyncio.ensure_future(first), asyncio.ensure_future(second)]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    if any(task.exception() for task in done) and pending:
+        await asyncio.wait(pending, timeout=30)
+    failed = [t.exception() for t in tasks if t.done() and not t.cancelled() and t.exception()]
+    for task in tasks:
+        task.cancel()
+    if failed:
+        died = [e for e in failed if isinstance(e, WorkerDiedError)]
+        raise (died or failed)[0]  # type: ignore[misc]
+    return tasks[0].result(), tasks[1].result()

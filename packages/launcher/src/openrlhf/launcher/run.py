@@ -1,0 +1,79 @@
+"""`train_ppo`: from a parsed configuration to a finished run. The only place where all parts meet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from openrlhf.launcher import signals
+from openrlhf.launcher.config import TrainPPOConfig
+
+if TYPE_CHECKING:
+    from openrlhf.launcher.preflight import Prepared
+    from openrlhf.launcher.ray.cluster import Cluster
+    from openrlhf.launcher.trainer.loop import RunSummary
+
+log = logging.getLogger(__name__)
+
+
+def train_ppo(config: TrainPPOConfig) -> int:
+    """Run RL training. Returns the process' exit code: 0, or 1 with one clear message for a user's mistake."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    for noisy in ("httpx", "ray", "filelock", "datasets"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    signals.install()
+    from openrlhf.launcher.errors import report_error
+
+    try:
+        summary = _run(config)
+    except Exception as error:
+        return report_error(error)
+    finally:
+        signals.ignore()
+    print_summary(config, summary)
+    return 0
+
+
+def _run(config: TrainPPOConfig) -> RunSummary:
+    from openrlhf.launcher.preflight import prepare
+    from openrlhf.launcher.ray.cluster import connect
+
+    prepared = prepare(config)
+    cluster = connect()
+    try:
+        signals.install()
+        return asyncio.run(_train(config, prepared, cluster))
+    finally:
+        signals.ignore()
+        cluster.close()
+
+
+async def _train(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster) -> RunSummary:
+    from openrlhf.launcher.logging.logger import RunLogger
+    from openrlhf.launcher.ray.start import start_parts
+    from openrlhf.launcher.trainer.loop import Trainer
+
+    logger = RunLogger(config)
+    try:
+        parts = await start_parts(config, prepared, cluster, logger)
+        try:
+            return await Trainer(config, parts).run()
+        finally:
+            await parts.rollout.shutdown()
+            await parts.learner.shutdown()
+    finally:
+        logger.close()
+
+
+def print_summary(config: TrainPPOConfig, summary: RunSummary) -> None:
+    """The last lines of a run: what was done and where it lies."""
+    lines = [f"done: {summary.steps} steps, {summary.optimizer_steps} optimiser steps"]
+    lines += [f"  {key} {value:.4g}" for key, value in sorted(summary.evaluation.items()) if "pass" in key]
+    lines.append(f"  model: {Path(config.ckpt.output_dir).resolve()}")
+    if config.logger.tensorboard_dir:
+        lines.append(f"  TensorBoard: tensorboard --logdir {Path(config.logger.tensorboard_dir).resolve()}")
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()

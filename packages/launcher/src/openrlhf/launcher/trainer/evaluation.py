@@ -1,0 +1,60 @@
+"""Evaluation: pass@1 and pass@k per dataset from the rewards of k samples per prompt."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from math import comb
+
+from openrlhf.launcher.logging.values import nan_mean
+from openrlhf.launcher.trainer.protocols import Group
+
+
+def unbiased_pass_at_k(correct: int, total: int, k: int) -> float:
+    """Probability that at least one of k samples drawn without replacement from `total` is correct.
+
+    1 - C(total - correct, k) / C(total, k) (Chen et al., 2021, "Evaluating Large Language Models Trained on Code").
+    """
+    if not 1 <= k <= total:
+        raise ValueError(f"pass@k needs 1 <= k <= samples, got k={k!r} of {total!r}")
+    return 1.0 - comb(total - correct, k) / comb(total, k)
+
+
+def evaluation_metrics(groups: Sequence[Group], k: int) -> dict[str, float]:
+    """Metrics of one evaluation, every prompt sampled k times.
+
+    eval_{ds}_pass1: mean reward. eval_{ds}_pass{k}: mean over prompts of the largest of its k rewards.
+    eval_{ds}_pass{k}_unbiased, where every reward is 0 or 1: the combinatorial estimator at half of the samples, which
+    the maximum over all k cannot give. Failed samples are left out and counted.
+    """
+    by_dataset: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        by_dataset[group.prompt.datasource].append(group)
+    metrics: dict[str, float] = {}
+    for name, members in sorted(by_dataset.items()):
+        metrics |= _dataset_metrics(f"eval/eval_{name}", members, k)
+    alive = [s for g in groups for s in g.samples if not s.failed]
+    metrics["eval/eval_response_length_mean"] = nan_mean([s.num_trainable for s in alive])
+    metrics["eval/eval_truncated_rate"] = nan_mean([s.truncated for s in alive])
+    metrics["eval/eval_num_samples"] = float(sum(len(g.samples) for g in groups))
+    metrics["eval/eval_failed_samples"] = metrics["eval/eval_num_samples"] - len(alive)
+    return metrics
+
+
+def _dataset_metrics(prefix: str, groups: Sequence[Group], k: int) -> dict[str, float]:
+    rewards = [[s.reward for s in g.samples if not s.failed and s.reward is not None] for g in groups]
+    rewards = [r for r in rewards if r]
+    alive = [s for g in groups for s in g.samples if not s.failed]
+    metrics = {
+        f"{prefix}_pass1": nan_mean([sum(r) / len(r) for r in rewards]),
+        f"{prefix}_response_length_mean": nan_mean([s.num_trainable for s in alive]),
+        f"{prefix}_truncated_rate": nan_mean([s.truncated for s in alive]),
+    }
+    if k > 1:
+        metrics[f"{prefix}_pass{k}"] = nan_mean([max(r) for r in rewards])
+        half = (k + 1) // 2
+        whole = [r for r in rewards if len(r) >= half]
+        if whole and all(value in (0.0, 1.0) for r in whole for value in r):
+            estimates = [unbiased_pass_at_k(int(sum(r)), len(r), half) for r in whole]
+            metrics[f"{prefix}_pass{half}_unbiased"] = nan_mean(estimates)
+    return metrics

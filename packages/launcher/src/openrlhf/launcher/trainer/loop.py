@@ -1,0 +1,225 @@
+"""The synchronous trainer: sample, shape, learn, push, one rollout batch after the other.
+
+Written against `Rollout` and `Learner`; it holds scalars and handles only, so the whole loop also runs with fakes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from openrlhf.agents.types import PromptItem
+from openrlhf.core.kl import AdaptiveKLController, FixedKLController
+from openrlhf.core.rewards import RunningRewardNorm
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.trainer.collect import Collected, Collector
+from openrlhf.launcher.trainer.evaluation import evaluation_metrics
+from openrlhf.launcher.trainer.plan import cut_mini_batches, epoch_order
+from openrlhf.launcher.trainer.protocols import EvalRequest, Group, Learner, Rollout
+from openrlhf.launcher.trainer.shaping import ShapedBatch, shape_groups, unscored_refs
+
+log = logging.getLogger(__name__)
+
+
+class MetricSink(Protocol):
+    """Where metrics go; it never raises."""
+
+    def log_step(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def log_evaluation(self, step: int, metrics: dict[str, float]) -> None: ...
+
+
+class PromptSource(Protocol):
+    """Prompts of one episode after the other, in a seeded order."""
+
+    def start_episode(self, episode: int) -> None: ...
+
+    def next(self, n: int) -> list[PromptItem]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class TrainerState:
+    """What a checkpoint holds of the trainer itself. step counts rollout batches."""
+
+    step: int = 0
+    optimizer_steps: int = 0
+    version: int = 0
+    episode: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """How a run ended."""
+
+    steps: int
+    optimizer_steps: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    evaluation: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerParts:
+    """What the trainer drives."""
+
+    rollout: Rollout
+    learner: Learner
+    prompts: PromptSource
+    sink: MetricSink
+    eval_prompts: list[PromptItem] = field(default_factory=list)
+    clock: Callable[[], float] = time.perf_counter
+
+
+class NoOptimizerStepError(RuntimeError):
+    """The run ended without having trained on anything."""
+
+
+class Trainer:
+    """Runs all episodes."""
+
+    def __init__(self, config: TrainPPOConfig, parts: TrainerParts) -> None:
+        self.config = config
+        self.parts = parts
+        self.state = TrainerState()
+        kl = config.algo.kl
+        self.kl = (
+            AdaptiveKLController(kl.init_coef, kl.target, kl.horizon) if kl.target else FixedKLController(kl.init_coef)
+        )
+        self.norm = RunningRewardNorm() if config.reward.normalize_enable else None
+        self.collector = Collector(config, parts.rollout, parts.prompts)
+        self.metrics: dict[str, float] = {}
+        self.evaluation: dict[str, float] = {}
+
+    async def run(self) -> RunSummary:
+        """Train until the prompts of all episodes are used or --train.max_steps is reached, then export.
+
+        Raises NoOptimizerStepError when nothing was trained on.
+        """
+        await self.parts.learner.push_weights(self.state.version)
+        for episode in range(self.state.episode, self.config.train.num_episodes):
+            self.state.episode = episode
+            self.parts.prompts.start_episode(episode)
+            await self._episode()
+            if self._finished():
+                break
+        if self.state.optimizer_steps == 0:
+            raise NoOptimizerStepError(
+                "the run made no optimiser step: every sample failed or was filtered out "
+                f"({self.collector.describe()}); look at the scores, --algo.dynamic_filtering_range "
+                f"{self.config.algo.dynamic_filtering_range!r} and the reward function"
+            )
+        if self._evaluates() and self.state.step % self.config.eval.steps != 0:
+            await self._evaluate()
+        await self.parts.learner.export(self.config.ckpt.output_dir)
+        return RunSummary(
+            steps=self.state.step,
+            optimizer_steps=self.state.optimizer_steps,
+            metrics=self.metrics,
+            evaluation=self.evaluation,
+        )
+
+    async def _episode(self) -> None:
+        while not self._finished():
+            phases: dict[str, float] = {}
+            with self._timed(phases, "generation"):
+                collected = await self.collector.next_batch()
+            if collected is None:
+                return
+            await self._train_on(collected, phases)
+            if self._evaluates() and self.state.step % self.config.eval.steps == 0:
+                await self._evaluate()
+
+    async def _train_on(self, collected: Collected, phases: dict[str, float]) -> None:
+        began = self.parts.clock() - phases["timing/generation"]
+        with self._timed(phases, "make_experience"):
+            shaped = await self._shape(collected.groups)
+            mini_batches = cut_mini_batches(
+                shaped.samples,
+                batch_size=self.config.train.batch_size,
+                seed=self.config.train.seed,
+                step=self.state.step,
+            )
+            metrics = shaped.metrics | collected.metrics
+            if mini_batches:
+                metrics |= await self.parts.learner.prepare(mini_batches, kl_coef=self.kl.value)
+        self.state.step += 1
+        if mini_batches:
+            with self._timed(phases, "ppo_train"):
+                metrics |= await self._learn(len(mini_batches))
+            self.state.version += 1
+            with self._timed(phases, "broadcast"):
+                metrics |= await self.parts.learner.push_weights(self.state.version)
+            if "train/kl" in metrics:
+                self.kl.update(metrics["train/kl"], len(shaped.samples))
+        else:
+            log.warning("step %d: nothing to train on, every sample failed or its group was dropped", self.state.step)
+        metrics |= phases | {
+            "timing/step_total": self.parts.clock() - began,
+            "train/kl_coef": self.kl.value,
+            "train/optimizer_steps": float(self.state.optimizer_steps),
+        }
+        self.metrics = metrics
+        self.parts.sink.log_step(self.state.step, metrics)
+
+    async def _shape(self, groups: list[Group]) -> ShapedBatch:
+        config = self.config
+        raw = None
+        if config.has_reward_model:
+            raw = await self.parts.learner.score_rewards(unscored_refs(groups))
+        return shape_groups(
+            groups,
+            raw_rewards=raw,
+            estimator=config.algo.advantage.estimator,
+            shaping=config.reward,
+            max_response_len=config.rollout.max_new_tokens or config.data.max_len,
+            norm=self.norm,
+        )
+
+    async def _learn(self, num_mini_batches: int) -> dict[str, float]:
+        """All epochs over the prepared batch, at most up to --train.max_steps. Returns the mean over the epochs."""
+        train, metrics = self.config.train, []
+        for epoch in range(train.max_epochs):
+            order = epoch_order(num_mini_batches, seed=train.seed, step=self.state.step, epoch=epoch)
+            if train.max_steps is not None:
+                order = order[: max(train.max_steps - self.state.optimizer_steps, 0)]
+            if not order:
+                break
+            first = self.state.optimizer_steps
+            freeze = [first + i < self.config.critic.freezing_steps for i in range(len(order))]
+            metrics.append(await self.parts.learner.update(order, kl_coef=self.kl.value, freeze_actor=freeze))
+            self.state.optimizer_steps += len(order)
+        keys = {key for m in metrics for key in m}
+        return {key: sum(m[key] for m in metrics if key in m) / sum(key in m for m in metrics) for key in keys}
+
+    async def _evaluate(self) -> None:
+        request = EvalRequest(
+            temperature=self.config.eval.temperature, n_samples_per_prompt=self.config.eval.n_samples_per_prompt
+        )
+        began = self.parts.clock()
+        groups = await self.collector.run_all(self.parts.eval_prompts, request)
+        metrics = evaluation_metrics(groups, request.n_samples_per_prompt)
+        metrics["timing/evaluation"] = self.parts.clock() - began
+        self.evaluation = metrics
+        self.parts.sink.log_evaluation(self.state.step, metrics)
+
+    def _evaluates(self) -> bool:
+        return bool(self.parts.eval_prompts) and self.config.eval.steps > 0
+
+    def _finished(self) -> bool:
+        limit = self.config.train.max_steps
+        return limit is not None and self.state.optimizer_steps >= limit
+
+    @contextmanager
+    def _timed(self, phases: dict[str, float], name: str) -> Iterator[None]:
+        began = self.parts.clock()
+        try:
+            yield
+        finally:
+            phases[f"timing/{name}"] = self.parts.clock() - began

@@ -1,0 +1,62 @@
+"""Which sample goes into which optimiser step and onto which rank: pure functions of lengths and a seed.
+
+Nothing sampled is lost: the last mini-batch may be smaller than train.batch_size, and a rank with nothing to do
+takes part with an empty share.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+from openrlhf.launcher.trainer.protocols import SampleRef
+
+T = TypeVar("T")
+
+
+def cut_mini_batches(samples: Sequence[SampleRef], *, batch_size: int, seed: int, step: int) -> list[list[SampleRef]]:
+    """Shuffle the rollout batch with (seed, step) and cut it in mini-batches of `batch_size` samples.
+
+    The last one may be smaller. The cut holds for all epochs over this rollout batch.
+    """
+    order = list(samples)
+    random.Random(f"mini-batches {seed} {step}").shuffle(order)
+    return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+
+
+def epoch_order(num_mini_batches: int, *, seed: int, step: int, epoch: int) -> list[int]:
+    """The order of the mini-batches in one epoch; the first epoch keeps the order of the cut."""
+    order = list(range(num_mini_batches))
+    if epoch > 0:
+        random.Random(f"epoch {seed} {step} {epoch}").shuffle(order)
+    return order
+
+
+def sample_cost(length: int, *, quadratic_weight: float = 1.0 / 16384) -> float:
+    """Work of one sample: linear in its length plus the attention's quadratic part (equal to it at 16 k tokens)."""
+    return length * (1.0 + length * quadratic_weight)
+
+
+def split_over_ranks(samples: Sequence[SampleRef], ranks: int) -> list[list[SampleRef]]:
+    """Balance one mini-batch over ranks: longest first onto the rank with the least work; equal counts where possible.
+
+    Every rank gets floor(n / ranks) or ceil(n / ranks) samples, so a rank gets none only when there are fewer
+    samples than ranks.
+    """
+    limit = -(-len(samples) // ranks)
+    shares: list[list[SampleRef]] = [[] for _ in range(ranks)]
+    heap = [(0.0, rank) for rank in range(ranks)]
+    spare = len(samples) - (limit - 1) * ranks  # how many ranks may hold `limit` samples
+    for sample in sorted(samples, key=lambda s: (-s.length, s.index)):
+        while True:
+            load, rank = heapq.heappop(heap)
+            size = len(shares[rank])
+            if size < limit - 1 or (size == limit - 1 and spare > 0):
+                break
+        if size == limit - 1:
+            spare -= 1
+        shares[rank].append(sample)
+        heapq.heappush(heap, (load + sample_cost(sample.length), rank))
+    return [sorted(share, key=lambda s: s.index) for share in shares]

@@ -1,0 +1,128 @@
+"""From the scalars of finished groups to what is trained on: shaped rewards, baselines, sample references, metrics.
+
+The order is fixed: raw reward -> running normalisation -> clip -> overlong -> stop-properly -> group baseline.
+Failed samples are left out of all statistics and of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from openrlhf.core.config import GROUP_ESTIMATORS, AdvantageEstimator, RewardShapingConfig
+from openrlhf.core.rewards import RunningRewardNorm, group_baseline, shape_rewards
+from openrlhf.launcher.logging.values import nan_mean
+from openrlhf.launcher.trainer.protocols import Group, SampleInfo, SampleRef
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapedBatch:
+    """The samples to train on and the metrics of all that were sampled."""
+
+    samples: list[SampleRef]
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def flatten(groups: Sequence[Group]) -> list[tuple[Group, int, SampleInfo]]:
+    """Every sample that did not fail: (group, place in the group, scalars)."""
+    return [(g, i, s) for g in groups for i, s in enumerate(g.samples) if not s.failed]
+
+
+def unscored_refs(groups: Sequence[Group]) -> list[SampleRef]:
+    """References to every surviving sample, for a reward model to score."""
+    return [
+        SampleRef(handle=g.handle, position=i, index=index, reward=0.0, length=s.total_length)
+        for index, (g, i, s) in enumerate(flatten(groups))
+    ]
+
+
+def shape_groups(
+    groups: Sequence[Group],
+    *,
+    raw_rewards: Sequence[float] | None = None,
+    estimator: AdvantageEstimator,
+    shaping: RewardShapingConfig,
+    max_response_len: int,
+    norm: RunningRewardNorm | None,
+) -> ShapedBatch:
+    """Shape the rewards of a rollout batch.
+
+    raw_rewards: those of an in-cluster reward model, one per surviving sample; None takes the samples' own.
+    max_response_len: rollout.max_new_tokens, else data.max_len. norm: running normaliser, updated here.
+    """
+    kept = flatten(groups)
+    if not kept:
+        return ShapedBatch(samples=[], metrics=sample_metrics(groups, [], []))
+    raw = torch.tensor([_reward(s) for _, _, s in kept] if raw_rewards is None else list(raw_rewards))
+    if norm is not None:
+        norm.update(raw)
+    shaped = shape_rewards(
+        raw,
+        lengths=torch.tensor([s.longest_turn for _, _, s in kept]),
+        truncated=torch.tensor([s.truncated for _, _, s in kept]),
+        config=shaping,
+        max_length=max_response_len,
+        norm=norm,
+    )
+    numbers = {id(g): n for n, g in enumerate(groups)}
+    baseline = group_baseline(estimator, shaped, torch.tensor([numbers[id(g)] for g, _, _ in kept]))
+    samples = [
+        SampleRef(handle=g.handle, position=i, index=index, reward=value, length=s.total_length)
+        for index, ((g, i, s), value, valid) in enumerate(
+            zip(kept, baseline.rewards.tolist(), baseline.keep.tolist(), strict=True)
+        )
+        if valid and s.num_trainable > 0
+    ]
+    metrics = sample_metrics(groups, raw.tolist(), shaped.tolist())
+    if estimator in GROUP_ESTIMATORS:
+        metrics["rollout/dropped_groups"] = float(baseline.dropped_groups)
+    return ShapedBatch(samples=samples, metrics=metrics)
+
+
+def _reward(sample: SampleInfo) -> float:
+    assert sample.reward is not None, "a sample that did not fail has a reward"
+    return sample.reward
+
+
+def sample_metrics(groups: Sequence[Group], raw: Sequence[float], shaped: Sequence[float]) -> dict[str, float]:
+    """Statistics of one rollout batch, under the names that dashboards know."""
+    every = [s for g in groups for s in g.samples]
+    alive = [s for s in every if not s.failed]
+    metrics = {
+        "rollout/num_samples": float(len(every)),
+        "rollout/failed_samples": float(len(every) - len(alive)),
+    }
+    if not alive:
+        return metrics
+    values = torch.tensor(list(raw), dtype=torch.float64)
+    metrics |= {
+        "train/reward": float(values.mean()),
+        "train/reward_shaped": nan_mean(shaped),
+        "train/response_length": nan_mean([s.num_trainable for s in alive]),
+        "train/total_length": nan_mean([s.total_length for s in alive]),
+        "train/truncated": nan_mean([s.truncated for s in alive]),
+        "train/response_clip_ratio": nan_mean([s.clipped for s in alive]),
+        "train/group_reward_std": _group_std(groups, raw),
+        "rollout/reward_mean": float(values.mean()),
+        "rollout/reward_std": float(values.std(correction=0)),
+        "rollout/response_length_mean": nan_mean([s.num_trainable for s in alive]),
+        "rollout/truncated_rate": nan_mean([s.truncated for s in alive]),
+    }
+    scores = [s.score for s in alive if s.score is not None]
+    if scores:
+        metrics["train/score"] = nan_mean(scores)
+    for key in sorted({key for s in alive for key in s.extra_logs}):
+        metrics[f"train/{key}"] = nan_mean([s.extra_logs[key] for s in alive if key in s.extra_logs])
+    return metrics
+
+
+def _group_std(groups: Sequence[Group], raw: Sequence[float]) -> float:
+    """Mean over the groups of the sample standard deviation of their rewards; groups of one count 0."""
+    rewards, stds = iter(raw), []
+    for group in groups:
+        own = [next(rewards) for s in group.samples if not s.failed]
+        if own:
+            stds.append(float(torch.tensor(own, dtype=torch.float64).std()) if len(own) > 1 else 0.0)
+    return sum(stds) / len(stds)

@@ -1,0 +1,50 @@
+"""Which sample goes into which optimiser step and onto which rank."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openrlhf.launcher.trainer.plan import cut_mini_batches, epoch_order, sample_cost, split_over_ranks
+from openrlhf.launcher.trainer.protocols import SampleRef
+
+
+def samples(lengths: list[int]) -> list[SampleRef]:
+    return [SampleRef(handle="h", position=i, index=i, reward=0.0, length=n) for i, n in enumerate(lengths)]
+
+
+def test_last_mini_batch_may_be_smaller() -> None:  # B049
+    cut = cut_mini_batches(samples([1] * 10), batch_size=4, seed=1, step=0)
+    assert [len(part) for part in cut] == [4, 4, 2]
+    assert sorted(s.index for part in cut for s in part) == list(range(10))
+
+
+def test_cut_depends_on_seed_and_step_only() -> None:
+    def order(seed: int, step: int) -> list[int]:
+        return [
+            s.index for part in cut_mini_batches(samples([1] * 16), batch_size=4, seed=seed, step=step) for s in part
+        ]
+
+    assert order(1, 0) == order(1, 0)
+    assert order(1, 0) != order(1, 1)
+    assert order(1, 0) != order(2, 0)
+
+
+def test_epochs_take_every_mini_batch_once() -> None:
+    assert epoch_order(5, seed=1, step=3, epoch=0) == [0, 1, 2, 3, 4]
+    assert sorted(epoch_order(5, seed=1, step=3, epoch=1)) == [0, 1, 2, 3, 4]
+
+
+@given(st.lists(st.integers(1, 500), max_size=70), st.integers(1, 9))
+def test_ranks_share_all_samples_in_equal_counts(lengths: list[int], ranks: int) -> None:
+    shares = split_over_ranks(samples(lengths), ranks)
+    counts = [len(share) for share in shares]
+    assert sorted(s.index for share in shares for s in share) == list(range(len(lengths)))
+    assert max(counts) - min(counts) <= 1
+
+
+def test_ranks_share_work() -> None:
+    shares = split_over_ranks(samples([100, 90, 50, 45, 10, 5, 3, 1]), 2)
+    loads = [sum(sample_cost(s.length) for s in share) for share in shares]
+    assert max(loads) / min(loads) == pytest.approx(1.0, abs=0.08)
