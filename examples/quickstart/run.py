@@ -67,7 +67,10 @@ class Stopwatch:
 
 
 def train_command(paths: Paths, train_data: Path, eval_data: Path, extra: list[str]) -> list[str]:
-    """The training command: 1 engine, 2 learner ranks, REINFORCE++-baseline, 16 prompts x 8 samples per step."""
+    """The training command: 1 engine, 2 learner ranks, REINFORCE++-baseline, 16 prompts x 8 samples per step.
+
+    A flag in `extra` takes the place of the one here.
+    """
     flags: dict[str, object] = {
         "actor.model_name_or_path": paths.warm_start,
         "reward.remote_url": HERE / "reward.py",
@@ -98,7 +101,9 @@ def train_command(paths: Paths, train_data: Path, eval_data: Path, extra: list[s
         "ckpt.path": paths.run / "checkpoints",
         "ckpt.output_dir": paths.model,
     }
-    pairs = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+    given = {part.partition("=")[0] for part in extra}
+    own = [(f"--{name}", str(value)) for name, value in flags.items() if f"--{name}" not in given]
+    pairs = [part for pair in own for part in pair]
     return [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *pairs, "--data.apply_chat_template", *extra]
 
 

@@ -19,6 +19,14 @@ def test_command_names_the_warm_start_and_the_seed() -> None:
     assert " \\\n    --train.seed 2" in run.shown(command)
 
 
+def test_given_flag_replaces_the_one_of_the_script() -> None:
+    paths = run.Paths(output=Path("/o"), seed=2)
+    command = run.train_command(paths, Path("/o/t"), Path("/o/e"), ["--eval.steps=5", "--actor.adam.lr", "1e-4"])
+    assert [part for part in command if part.startswith("--eval.steps")] == ["--eval.steps=5"]
+    assert command.count("--actor.adam.lr") == 1
+    assert command[-3:] == ["--eval.steps=5", "--actor.adam.lr", "1e-4"]
+
+
 def test_flags_after_two_dashes_reach_the_trainer() -> None:
     args = run.parse(["--seed", "3", "--", "--algo.advantage.estimator", "rloo"])
     assert (args.seed, args.extra) == (3, ["--algo.advantage.estimator", "rloo"])
