@@ -11,7 +11,7 @@ from openrlhf.launcher.help_text import help_text
 from openrlhf.launcher.machine import Machine, detect_machine
 from openrlhf.launcher.parsing import UsageError, parse, wants_help
 from openrlhf.launcher.resolve import resolve, resolve_serve_rm, resolve_supervised
-from openrlhf.launcher.rules import check_rules, check_supervised_rules, warnings_of
+from openrlhf.launcher.rules import check_rules, check_serve_rules, check_supervised_rules, warnings_of
 from openrlhf.launcher.saved import config_toml
 from openrlhf.launcher.unsupported import unsupported
 
@@ -32,9 +32,11 @@ def finish(command: Command, config: Any, machine: Machine) -> tuple[Any, list[s
     elif command.prefix:
         config, notes = resolve_supervised(config, machine, prefix=command.prefix)
         violations, warnings = check_supervised_rules(config, machine), []
+    elif command is SERVE_RM:
+        config, notes = resolve_serve_rm(config, machine)
+        violations, warnings = check_serve_rules(config, machine), []
     else:
-        config, notes = resolve_serve_rm(config, machine) if command is SERVE_RM else (config, [])
-        violations, warnings = [], []
+        notes, violations, warnings = [], [], []
     if problems := [*unsupported(command, asked, config), *(str(v) for v in violations)]:
         raise UsageError(problems)
     return config, [*notes, *(f"warning: {w}" for w in warnings)]

@@ -34,7 +34,6 @@ _LATER = """
     ckpt.load_enable
     ckpt.max_mem
     ckpt.max_num
-    ckpt.path
     ckpt.save_hf
     ckpt.save_steps
     data.dataloader_num_workers

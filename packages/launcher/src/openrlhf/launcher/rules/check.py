@@ -4,20 +4,45 @@ from __future__ import annotations
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.rules.violation import Violation
-from openrlhf.launcher.supervised_config import SupervisedConfig
+from openrlhf.launcher.rules import algorithm, inputs, pipeline, placement, supervised
+from openrlhf.launcher.rules.ranges import ranges, within
+from openrlhf.launcher.rules.violation import Rule, Violation
+from openrlhf.launcher.rules.warnings import WARNINGS
+from openrlhf.launcher.supervised_config import ServeRMConfig, SupervisedConfig
+
+RL_RULES: tuple[Rule, ...] = (*inputs.RULES, *algorithm.RULES, *pipeline.RULES, *placement.RULES)
+
+SUPERVISED_RULES: tuple[Rule, ...] = (
+    *supervised.RULES,
+    inputs.template,
+    inputs.probabilities,
+    pipeline.packing_attention,
+    pipeline.liger_needs_gpu,
+    pipeline.tensor_parallel,
+    pipeline.fp16_needs_gpu,
+)
 
 
 def check_rules(config: TrainPPOConfig, machine: Machine) -> list[Violation]:
     """Everything that is wrong with a resolved RL configuration."""
-    return []
+    return _check(config, machine, RL_RULES)
 
 
 def check_supervised_rules(config: SupervisedConfig, machine: Machine) -> list[Violation]:
     """Everything that is wrong with a resolved configuration of a supervised trainer."""
-    return []
+    return _check(config, machine, SUPERVISED_RULES)
+
+
+def check_serve_rules(config: ServeRMConfig, machine: Machine) -> list[Violation]:
+    """Everything that is wrong with a resolved configuration of the reward server."""
+    return _check(config, machine, (pipeline.packing_attention, pipeline.fp16_needs_gpu))
 
 
 def warnings_of(config: TrainPPOConfig, machine: Machine) -> list[str]:
     """What is allowed and probably not meant."""
-    return []
+    return [text for warning in WARNINGS for text in warning(config, machine)]
+
+
+def _check(config: object, machine: Machine, rules: tuple[Rule, ...]) -> list[Violation]:
+    sane = within(config)
+    return [*ranges(config, machine), *(v for rule in rules for v in rule(sane, machine))]

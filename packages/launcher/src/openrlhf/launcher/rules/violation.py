@@ -1,9 +1,13 @@
-"""One broken rule."""
+"""One broken rule, and the words for it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
+
+from openrlhf.launcher.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,23 @@ class Violation:
     fix: str
 
     def __str__(self) -> str:
-        return f"{' and '.join(setting(name, value) for name, value in self.flags)}: {self.problem}. Fix: {self.fix}."
+        settings = [setting(name, value) for name, value in self.flags]
+        named = ", ".join(settings[:-1]) + " and " + settings[-1] if len(settings) > 1 else settings[0]
+        return f"{named}: {self.problem}. Fix: {self.fix}."
+
+
+Rule = Callable[[Any, Machine], Iterator[Violation]]
+"""A rule takes a resolved configuration and yields what is wrong with it, which is usually nothing."""
+
+
+def broken(config: object, names: str, problem: str, fix: str) -> Violation:
+    """A violation by the flags named in `names` (separated by spaces), with the values they have."""
+    return Violation(tuple((name, value_at(config, name)) for name in names.split()), problem, fix)
+
+
+def value_at(config: object, path: str) -> Any:
+    """The value of a field by its dotted path."""
+    return reduce(getattr, path.split("."), config)
 
 
 def setting(name: str, value: Any) -> str:
@@ -29,4 +49,4 @@ def setting(name: str, value: Any) -> str:
         return f"no --{name}"
     if isinstance(value, tuple):
         return f"--{name} {' '.join(str(v) for v in value)}"
-    return f"--{name} {value}"
+    return f"--{name} {value!r}" if value == "" or (isinstance(value, str) and " " in value) else f"--{name} {value}"

@@ -1,0 +1,143 @@
+"""Rules of the algorithm: estimators, losses, rewards, optimisers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from openrlhf.core.config import DISCOUNTED_ESTIMATORS, GROUP_ESTIMATORS
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.rules.violation import Rule, Violation, broken
+
+P = TrainPPOConfig
+Found = Iterator[Violation]
+
+NS_STEPS = 5
+"""Newton-Schulz iterations of DeepSpeed's Muon."""
+
+
+def groups_need_samples(c: P, m: Machine) -> Found:
+    """Estimators that compare samples of one prompt need several."""
+    if c.algo.advantage.estimator in GROUP_ESTIMATORS and c.rollout.n_samples_per_prompt < 2:
+        yield broken(
+            c,
+            "algo.advantage.estimator rollout.n_samples_per_prompt",
+            "this estimator compares the samples of one prompt",
+            "--rollout.n_samples_per_prompt 2 or more",
+        )
+
+
+def critic_only_with_gae(c: P, m: Machine) -> Found:
+    """Flags of a critic that does not exist."""
+    if c.has_critic:
+        return
+    for name, default in (("model_name_or_path", None), ("freezing_steps", -1), ("save_value_network", False)):
+        if getattr(c.critic, name) != default:
+            yield broken(
+                c,
+                f"critic.{name} algo.advantage.estimator",
+                "only the estimator gae has a critic",
+                f"leave --critic.{name} out or use --algo.advantage.estimator gae",
+            )
+
+
+def gamma_is_used(c: P, m: Machine) -> Found:
+    """A discount that the estimator does not use."""
+    if c.algo.advantage.gamma != 1 and c.algo.advantage.estimator not in DISCOUNTED_ESTIMATORS:
+        yield broken(
+            c,
+            "algo.advantage.gamma algo.advantage.estimator",
+            f"only {' and '.join(DISCOUNTED_ESTIMATORS)} discount",
+            "--algo.advantage.gamma 1",
+        )
+
+
+def gspo_mean(c: P, m: Machine) -> Found:
+    """GSPO implies its own mean."""
+    if c.actor.policy_loss_type == "gspo" and c.actor.loss_agg_mode == "seq-mean-token-sum-norm":
+        yield broken(
+            c,
+            "actor.policy_loss_type actor.loss_agg_mode",
+            "gspo has one ratio per sequence and takes the mean per sequence",
+            "--actor.loss_agg_mode seq-mean-token-mean",
+        )
+
+
+def filtering(c: P, m: Machine) -> Found:
+    """Dynamic filtering needs scores and groups."""
+    if not c.algo.dynamic_filtering_enable:
+        return
+    name = "algo.dynamic_filtering_enable"
+    if c.rollout.n_samples_per_prompt < 2:
+        yield broken(
+            c,
+            f"{name} rollout.n_samples_per_prompt",
+            "the filter judges the mean score over a prompt's samples",
+            "--rollout.n_samples_per_prompt 2 or more",
+        )
+    if c.reward.remote_url is None and c.train.agent_func_path is None:
+        yield broken(
+            c,
+            f"{name} reward.remote_url train.agent_func_path",
+            "scores come from a reward function, a reward server or an agent",
+            "give one of the two, or leave the filter out",
+        )
+
+
+def overlong(c: P, m: Machine) -> Found:
+    """The soft length limit lies below the hard one."""
+    name = "rollout.max_new_tokens" if c.rollout.max_new_tokens is not None else "data.max_len"
+    longest = c.rollout.max_new_tokens or c.data.max_len
+    if c.reward.overlong_buffer_len is not None and c.reward.overlong_buffer_len > longest:
+        yield broken(
+            c,
+            f"reward.overlong_buffer_len {name}",
+            "the buffer is longer than the longest response",
+            f"--reward.overlong_buffer_len {longest} or less",
+        )
+
+
+def kl_loss_needs_reference(c: P, m: Machine) -> Found:
+    """A KL term without a coefficient."""
+    for name, value in (("algo.kl.use_loss", c.algo.kl.use_loss), ("algo.kl.target", c.algo.kl.target)):
+        if value and not c.has_reference:
+            yield broken(
+                c,
+                f"{name} algo.kl.init_coef",
+                "a coefficient of 0 removes the reference model, and with it the KL",
+                f"--algo.kl.init_coef above 0, or leave --{name} out",
+            )
+
+
+def muon(c: P, m: Machine) -> Found:
+    """What DeepSpeed's Muon does not do."""
+    for role in ("actor", "critic") if c.has_critic else ("actor",):
+        yield from muon_limits(c, f"{role}.")
+
+
+def muon_limits(c: object, prefix: str) -> Found:
+    """What DeepSpeed's Muon does not do, for the optimiser whose flags start with `prefix`."""
+    optim = broken(c, f"{prefix}optim {prefix}muon.ns_steps {prefix}muon.nesterov ds.adam_offload", "", "")
+    kind, ns_steps, nesterov, offload = (value for _, value in optim.flags)
+    if kind != "muon":
+        return
+    if offload:
+        yield broken(c, f"{prefix}optim ds.adam_offload", "Muon runs on the GPU only", "leave one of them out")
+    if ns_steps != NS_STEPS:
+        problem = f"the backend always does {NS_STEPS} Newton-Schulz iterations"
+        yield broken(c, f"{prefix}optim {prefix}muon.ns_steps", problem, f"--{prefix}muon.ns_steps {NS_STEPS}")
+    if not nesterov:
+        problem = "the backend always uses Nesterov momentum"
+        yield broken(c, f"{prefix}optim {prefix}muon.nesterov", problem, f"leave --{prefix}muon.no_nesterov out")
+
+
+RULES: tuple[Rule, ...] = (
+    groups_need_samples,
+    critic_only_with_gae,
+    gamma_is_used,
+    gspo_mean,
+    filtering,
+    overlong,
+    kl_loss_needs_reference,
+    muon,
+)

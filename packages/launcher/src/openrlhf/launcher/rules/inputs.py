@@ -1,0 +1,141 @@
+"""Rules of what goes in: models, data, rewards, evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
+
+P = TrainPPOConfig
+Found = Iterator[Violation]
+
+REQUIRED = {
+    "actor.model_name_or_path": "there is no model to train",
+    "data.prompt_dataset": "there are no prompts",
+    "vllm.num_engines": "RL training samples with at least one vLLM engine",
+}
+
+
+def required(c: P, m: Machine) -> Found:
+    """Flags without which no run starts."""
+    for name, problem in REQUIRED.items():
+        if value_at(c, name) is None:
+            yield broken(c, name, problem, f"add --{name}")
+
+
+def one_reward_source(c: P, m: Machine) -> Found:
+    """Rewards come from exactly one place."""
+    names = ("reward.model_name_or_path", "reward.remote_url", "train.agent_func_path")
+    given = [name for name in names if value_at(c, name) is not None]
+    if not given:
+        yield broken(c, " ".join(names), "nothing gives rewards", "add one of the three")
+    elif len(given) > 1:
+        yield broken(c, " ".join(given), "there are several sources of rewards", "keep one of them")
+
+
+def one_reward_model(c: P, m: Machine) -> Found:
+    """Several reward models in the cluster are not built."""
+    if c.has_reward_model and "," in (c.reward.model_name_or_path or ""):
+        yield broken(c, "reward.model_name_or_path", "one reward model runs in the cluster", "give one model")
+
+
+def api_key_has_server(c: P, m: Machine) -> Found:
+    """A key that nobody is sent."""
+    if c.reward.api_key is not None and not (c.reward.remote_url or "").startswith("http"):
+        yield Violation(
+            (("reward.api_key", "***"), ("reward.remote_url", c.reward.remote_url)),
+            "the key is sent to a reward server, and none is given",
+            "--reward.remote_url http://host:5000/get_reward, or leave the key out",
+        )
+
+
+def template(c: object, m: Machine) -> Found:
+    """A prompt template takes the prompt, and is used."""
+    text = value_at(c, "data.input_template")
+    if text is None:
+        return
+    if "{}" not in text:
+        yield broken(c, "data.input_template", "it has no place for the prompt", "put {} where the prompt goes")
+
+
+def one_template(c: P, m: Machine) -> Found:
+    """Two ways to render a prompt."""
+    if c.data.input_template is not None and c.data.apply_chat_template:
+        problem = "a prompt is rendered by one of them"
+        yield broken(c, "data.input_template data.apply_chat_template", problem, "leave one of them out")
+
+
+def room_for_prompts(c: P, m: Machine) -> Found:
+    """A sample holds prompt and response (O02)."""
+    longest = c.rollout.max_new_tokens
+    if longest is not None and longest >= c.data.max_len:
+        yield broken(
+            c,
+            "rollout.max_new_tokens data.max_len",
+            "no room is left for the prompt",
+            f"--data.max_len {longest + 1} or more (the longest prompt comes on top), or fewer new tokens",
+        )
+
+
+def probabilities(c: object, m: Machine) -> Found:
+    """One mixing probability per dataset."""
+    for data, probs in (("prompt_dataset", "prompt_probs"), ("dataset", "dataset_probs")):
+        section = value_at(c, "data")
+        if not hasattr(section, probs) or getattr(section, probs) is None:
+            continue
+        names, shares = (getattr(section, data) or "").split(","), getattr(section, probs).split(",")
+        both = f"data.{data} data.{probs}"
+        if len(names) != len(shares):
+            problem = f"{len(names)} datasets and {len(shares)} probabilities"
+            yield broken(c, both, problem, "one probability per dataset, separated by commas")
+        elif not all(_is_share(share) for share in shares):
+            yield broken(c, both, "probabilities are numbers of at least 0", "such as 0.3,0.7")
+
+
+def evaluation(c: P, m: Machine) -> Found:
+    """Evaluation needs data."""
+    if c.eval.steps > 0 and c.eval.dataset is None:
+        yield broken(c, "eval.steps eval.dataset", "there is nothing to evaluate on", "add --eval.dataset")
+    if c.ckpt.best_metric_key not in ("", "none") and (c.eval.dataset is None or c.eval.steps <= 0):
+        problem = "the metric never appears without evaluation"
+        yield broken(c, "ckpt.best_metric_key eval.dataset eval.steps", problem, "add --eval.dataset and --eval.steps")
+
+
+def images(c: P, m: Machine) -> Found:
+    """What training on images cannot do."""
+    if c.data.max_images_per_prompt <= 0:
+        return
+    name = "data.max_images_per_prompt"
+    if c.has_critic:
+        fix = "--algo.advantage.estimator reinforce_baseline, rloo or group_norm"
+        yield broken(c, f"{name} algo.advantage.estimator", "the critic reads no images", fix)
+    if c.ds.packing_samples:
+        cause = "train.dynamic_batch_enable" if c.train.dynamic_batch_enable else "ds.packing_samples"
+        problem = "packed samples lose the places of their images"
+        yield broken(c, f"{name} {cause}", problem, f"leave --{cause} out")
+    if c.ds.use_liger_kernel:
+        problem = "Liger's kernels know no images"
+        yield broken(c, f"{name} ds.use_liger_kernel", problem, "leave --ds.use_liger_kernel out")
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return float(text) >= 0
+    except ValueError:
+        return False
+
+
+RULES: tuple[Rule, ...] = (
+    required,
+    one_reward_source,
+    one_reward_model,
+    api_key_has_server,
+    template,
+    one_template,
+    room_for_prompts,
+    probabilities,
+    evaluation,
+    images,
+)

@@ -1,0 +1,151 @@
+"""Rules of the pipeline: sync and async, sleep, weight transfer, kernels, engine arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
+
+P = TrainPPOConfig
+Found = Iterator[Violation]
+
+ENGINE_FLAGS = {
+    "tensor_parallel_size": "vllm.tensor_parallel_size",
+    "enable_prefix_caching": "vllm.enable_prefix_caching",
+    "enforce_eager": "vllm.enforce_eager",
+    "enable_sleep_mode": "vllm.enable_sleep",
+    "gpu_memory_utilization": "vllm.gpu_memory_utilization",
+    "dtype": "vllm.dtype",
+    "model": "actor.model_name_or_path",
+    "max_model_len": "data.max_len",
+    "seed": "train.seed",
+}
+"""Engine arguments that have a flag of their own."""
+
+
+def needs_async(c: P, m: Machine) -> Found:
+    """Options that only the asynchronous pipeline has."""
+    if c.train.async_enable:
+        return
+    asked = {
+        "train.partial_rollout_enable": c.train.partial_rollout_enable,
+        "train.async_queue_size": c.train.async_queue_size != TrainPPOConfig().train.async_queue_size,
+        "train.max_staleness": c.train.max_staleness is not None,
+    }
+    for name, given in asked.items():
+        if given:
+            fix = f"add --train.async_enable, or leave --{name} out"
+            yield broken(c, f"{name} train.async_enable", "only asynchronous training has it", fix)
+    size = c.rollout.vllm_generate_batch_size
+    if size is not None and size > c.rollout.batch_size:
+        yield broken(
+            c,
+            "rollout.vllm_generate_batch_size rollout.batch_size train.async_enable",
+            "sampling ahead of the rollout batch needs asynchronous training",
+            f"add --train.async_enable, or --rollout.vllm_generate_batch_size {c.rollout.batch_size}",
+        )
+
+
+def recompute_needs_partial(c: P, m: Machine) -> Found:
+    """A KV cache is only kept over a weight push by partial rollout."""
+    if c.train.partial_rollout_recompute_kv and not c.train.partial_rollout_enable:
+        yield broken(
+            c,
+            "train.partial_rollout_recompute_kv train.partial_rollout_enable",
+            "without partial rollout no request outlives a weight push",
+            "add --train.partial_rollout_enable",
+        )
+
+
+def engine_sleep(c: P, m: Machine) -> Found:
+    """Engines sleep while the trainer has their GPUs."""
+    if c.vllm.enable_sleep and c.train.async_enable:
+        problem = "asynchronous engines never rest"
+        yield broken(c, "vllm.enable_sleep train.async_enable", problem, "leave --vllm.enable_sleep out")
+    elif c.vllm.enable_sleep and not c.train.colocate_all:
+        problem = "engines on GPUs of their own have nobody to make room for"
+        yield broken(c, "vllm.enable_sleep train.colocate_all", problem, "add --train.colocate_all")
+
+
+def determinism(c: P, m: Machine) -> Found:
+    """Bit-for-bit repetition has no race in it."""
+    if c.train.full_determinism_enable and c.train.async_enable:
+        problem = "which weights sample what depends on timing"
+        yield broken(c, "train.full_determinism_enable train.async_enable", problem, "leave one of them out")
+
+
+def transfer(c: P, m: Machine) -> Found:
+    """Which weight transfer reaches the engines."""
+    shared = c.train.colocate_all and not c.train.async_enable
+    if c.vllm.sync_backend == "ipc" and not shared:
+        problem = "CUDA IPC reaches engines on the trainer's own GPUs only"
+        yield broken(c, "vllm.sync_backend train.colocate_all", problem, "--vllm.sync_backend nccl")
+    if c.vllm.sync_backend == "gloo" and m.gpus:
+        yield broken(c, "vllm.sync_backend", "gloo is for machines without a GPU", "--vllm.sync_backend auto")
+
+
+def packing_attention(c: object, m: Machine) -> Found:
+    """Packed samples are kept apart by flash attention on GPUs, by a block mask on CPUs."""
+    attention = value_at(c, "ds.attn_implementation")
+    if value_at(c, "ds.packing_samples") and m.gpus and "flash_attention" not in attention:
+        problem = "on GPUs only flash attention keeps packed samples apart"
+        fix = "--ds.attn_implementation flash_attention_2, or no packing (--train.dynamic_batch_enable implies it)"
+        yield broken(c, "ds.packing_samples ds.attn_implementation", problem, fix)
+
+
+def liger_needs_gpu(c: object, m: Machine) -> Found:
+    """Liger's kernels are GPU kernels."""
+    if value_at(c, "ds.use_liger_kernel") and not m.gpus:
+        yield broken(c, "ds.use_liger_kernel", "it has GPU kernels only", "leave --ds.use_liger_kernel out")
+
+
+def tensor_parallel(c: object, m: Machine) -> Found:
+    """What DeepSpeed's AutoTP can be combined with."""
+    name = "ds.tensor_parallel_size"
+    if value_at(c, name) == 1:
+        return
+    if value_at(c, "ds.zero_stage") == 3:
+        problem = "ZeRO-3 cuts the parameters already"
+        yield broken(c, f"{name} ds.zero_stage", problem, "--ds.zero_stage 2, or --ds.tensor_parallel_size 1")
+    if m.gpus and value_at(c, "ds.param_dtype") != "bf16":
+        yield broken(c, f"{name} ds.param_dtype", "tensor parallelism runs in bf16", "--ds.param_dtype bf16")
+
+
+def fp16_needs_gpu(c: object, m: Machine) -> Found:
+    """Half precision on a CPU."""
+    if value_at(c, "ds.param_dtype") == "fp16" and not m.gpus:
+        yield broken(c, "ds.param_dtype", "no GPU: a CPU trains in fp32 or bf16", "--ds.param_dtype fp32 or bf16")
+
+
+def engine_arguments(c: P, m: Machine) -> Found:
+    """Engine arguments are a JSON object without arguments that have flags."""
+    name = "vllm.engine_args"
+    try:
+        arguments = json.loads(c.vllm.engine_args)
+    except json.JSONDecodeError as error:
+        yield broken(c, name, f"not JSON: {error}", f"--{name} '{{\"max_num_seqs\": 256}}'")
+        return
+    if not isinstance(arguments, dict):
+        yield broken(c, name, "it must be a JSON object", f"--{name} '{{\"max_num_seqs\": 256}}'")
+        return
+    for key in arguments:
+        if key in ENGINE_FLAGS:
+            flag = ENGINE_FLAGS[key]
+            yield broken(c, f"{name} {flag}", f"{key!r} has a flag of its own", f"use --{flag}")
+
+
+RULES: tuple[Rule, ...] = (
+    needs_async,
+    recompute_needs_partial,
+    engine_sleep,
+    determinism,
+    transfer,
+    packing_attention,
+    liger_needs_gpu,
+    tensor_parallel,
+    fp16_needs_gpu,
+    engine_arguments,
+)

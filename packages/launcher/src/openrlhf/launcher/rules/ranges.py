@@ -1,0 +1,112 @@
+"""Ranges of single flags, as tables. A flag that a command does not have, or that is None, is skipped."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from openrlhf.launcher.flags import build, values_of
+from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.rules.violation import Violation, broken
+
+C = TypeVar("C")
+
+
+def _table(bound: float, names: str) -> dict[str, float]:
+    return dict.fromkeys(names.split(), bound)
+
+
+AT_LEAST: Mapping[str, float] = {
+    **_table(
+        1,
+        """
+        actor.num_nodes actor.num_gpus_per_node critic.num_nodes critic.num_gpus_per_node ref.num_nodes
+        ref.num_gpus_per_node reward.num_nodes reward.num_gpus_per_node rollout.batch_size
+        rollout.n_samples_per_prompt rollout.vllm_generate_batch_size rollout.micro_batch_size
+        rollout.max_tokens_per_gpu rollout.max_new_tokens train.max_epochs train.micro_batch_size train.batch_size
+        train.max_tokens_per_gpu train.num_episodes train.max_steps train.async_queue_size train.max_skipped_steps
+        data.max_len data.max_samples eval.n_samples_per_prompt logger.logging_steps vllm.num_engines
+        vllm.tensor_parallel_size vllm.sync_bucket_mb ds.tensor_parallel_size ds.ring_attn_size
+        ds.ring_attn_head_stride ds.zpg algo.kl.horizon batch_size
+        """,
+    ),
+    **_table(
+        0,
+        """
+        actor.adam.lr critic.adam.lr adam.lr actor.muon.lr critic.muon.lr muon.lr actor.adam.weight_decay
+        critic.adam.weight_decay adam.weight_decay actor.max_norm critic.max_norm max_norm actor.aux_loss_coef
+        model.aux_loss_coef actor.entropy_coef algo.kl.init_coef reward.overlong_buffer_len
+        reward.overlong_penalty_factor train.max_staleness data.max_images_per_prompt data.dataloader_num_workers
+        train.seed ds.lora.rank model.nll_loss_coef eval.temperature actor.lr_warmup_ratio critic.lr_warmup_ratio
+        lr_warmup_ratio actor.min_lr_ratio critic.min_lr_ratio min_lr_ratio algo.advantage.gamma
+        algo.advantage.lambd rollout.min_p train.ema_beta rollout.max_failed_fraction ds.zero_stage
+        model.label_smoothing port
+        """,
+    ),
+    **_table(-1, "critic.freezing_steps rollout.top_k"),
+}
+
+MORE_THAN: Mapping[str, float] = {
+    **_table(1, "actor.dual_clip"),
+    **_table(
+        0,
+        """
+        actor.eps_clip critic.value_clip actor.adam.eps critic.adam.eps adam.eps rollout.temperature
+        vllm.sync_tolerance algo.kl.target ckpt.max_mem model.beta rollout.top_p vllm.gpu_memory_utilization
+        """,
+    ),
+}
+
+AT_MOST: Mapping[str, float] = {
+    **_table(
+        1,
+        """
+        actor.lr_warmup_ratio critic.lr_warmup_ratio lr_warmup_ratio actor.min_lr_ratio critic.min_lr_ratio
+        min_lr_ratio algo.advantage.gamma algo.advantage.lambd rollout.top_p rollout.min_p train.ema_beta
+        rollout.max_failed_fraction vllm.gpu_memory_utilization reward.stop_properly_penalty_coef
+        """,
+    ),
+    **_table(3, "ds.zero_stage"),
+    **_table(0.5, "model.label_smoothing"),
+    **_table(65535, "port"),
+}
+
+ORDERED = ("algo.advantage.is_correction_threshold",)
+"""Two values, low <= high."""
+
+RISING = ("algo.dynamic_filtering_range", "reward.clip_range")
+"""Two values, low < high."""
+
+
+def ranges(config: object, machine: Machine) -> Iterator[Violation]:
+    """Values outside their range."""
+    values = values_of(config)
+    yield from _outside(config, values, AT_LEAST, "at least", operator.ge)
+    yield from _outside(config, values, MORE_THAN, "more than", operator.gt)
+    yield from _outside(config, values, AT_MOST, "at most", operator.le)
+    for name in (*ORDERED, *RISING):
+        if name in values:
+            low, high = values[name]
+            if low > high or (name in RISING and low == high):
+                yield broken(config, name, "the first value must be the smaller one", "two values, low and high")
+
+
+def within(config: C) -> C:
+    """The configuration with too small numbers raised to the bound, so that the other rules can be asked at once."""
+    values = values_of(config)
+    low = {name: bound for name, bound in AT_LEAST.items() if values.get(name) is not None and values[name] < bound}
+    return build(config, {name: type(values[name])(bound) for name, bound in low.items()})
+
+
+def _outside(
+    config: object,
+    values: Mapping[str, Any],
+    bounds: Mapping[str, float],
+    words: str,
+    holds: Callable[[float, float], bool],
+) -> Iterator[Violation]:
+    for name, bound in bounds.items():
+        value = values.get(name)
+        if value is not None and not holds(value, bound):
+            yield broken(config, name, f"it must be {words} {bound}", f"--{name} with a value of {words} {bound}")
