@@ -1,0 +1,112 @@
+"""Agent files (`--train.agent_func_path`): checked before anything starts, loaded in every agent worker.
+
+A file exports `AgentExecutor` (constructed without arguments) or one agent class with reset and step, which is
+wrapped in `MultiTurnAgentExecutor`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from openrlhf.agents.context import GroupExecutor
+from openrlhf.agents.executor import AgentInstanceBase, MultiTurnAgentExecutor
+from openrlhf.agents.files import CodeFile, CodeFileError, as_code, load_module
+
+FLAG = "--train.agent_func_path"
+EXPECTED = (
+    "expected a class AgentExecutor (a subclass of AgentExecutorBase or MultiTurnAgentExecutor from "
+    "openrlhf.utils.agent, constructed without arguments) or one subclass of AgentInstanceBase"
+)
+CHECK_SECONDS = 120.0
+
+
+def check_agent_file(path: str | Path | CodeFile, *, run: bool = True, timeout: float = CHECK_SECONDS) -> CodeFile:
+    """Checks that a file exports an agent and returns it for shipping; with `run` it is loaded in another process.
+
+    Raises CodeFileError with one clear message.
+    """
+    code = as_code(path, FLAG)
+    try:
+        ast.parse(code.source, filename=code.path)
+    except (SyntaxError, ValueError) as error:
+        raise CodeFileError(
+            f"{FLAG}: syntax error in {code.path}, line {getattr(error, 'lineno', '?')}: {error}"
+        ) from error
+    if run:
+        _check_loading(code, timeout)
+    return code
+
+
+def _check_loading(code: CodeFile, timeout: float) -> None:
+    program = "import sys; from openrlhf.agents.agent_file import check_main; check_main(sys.argv[1])"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program, code.path],
+            input=code.source.encode("utf-8", "surrogatepass"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CodeFileError(f"{FLAG}: importing {code.path} took longer than {timeout:g} s") from error
+    if done.returncode != 0:
+        text = done.stdout.decode("utf-8", "replace")[-8000:].strip()
+        raise CodeFileError(f"{FLAG}: {code.path} cannot be used:\n{text}")
+
+
+def check_main(path: str) -> None:
+    """Entry point of the checking process: the source comes on stdin."""
+    import traceback
+
+    source = sys.stdin.buffer.read().decode("utf-8", "surrogatepass")
+    try:
+        load_executor(CodeFile(path=path, source=source))
+    except CodeFileError as error:
+        sys.exit(str(error))
+    except (Exception, SystemExit):
+        sys.exit(traceback.format_exc())
+
+
+def load_executor(path_or_code: str | Path | CodeFile) -> GroupExecutor:
+    """The executor of an agent file. Raises CodeFileError where the file exports none; its own exceptions pass."""
+    code = as_code(path_or_code, FLAG)
+    module = load_module(code)
+    exported: Any = getattr(module, "AgentExecutor", None)
+    if exported is None:
+        return MultiTurnAgentExecutor(_find_agent_class(module, code))
+    if inspect.isclass(exported):
+        exported = _construct(exported, code)
+    if not hasattr(exported, "run_group"):
+        raise CodeFileError(f"{FLAG}: AgentExecutor in {code.path} is no executor; {EXPECTED}")
+    return exported
+
+
+def _construct(executor: type, code: CodeFile) -> Any:
+    if inspect.isabstract(executor):
+        missing = sorted(getattr(executor, "__abstractmethods__", ()))
+        raise CodeFileError(f"{FLAG}: AgentExecutor in {code.path} does not implement {missing}; {EXPECTED}")
+    try:
+        inspect.signature(executor).bind()
+    except TypeError as error:
+        raise CodeFileError(f"{FLAG}: AgentExecutor in {code.path} needs arguments ({error}); {EXPECTED}") from error
+    return executor()
+
+
+def _find_agent_class(module: ModuleType, code: CodeFile) -> type:
+    own = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__]
+    agents = [c for c in own if issubclass(c, AgentInstanceBase) or (hasattr(c, "reset") and hasattr(c, "step"))]
+    named = [c for c in agents if c.__name__ == "AgentInstance"] or agents
+    if len(named) != 1:
+        found = [c.__name__ for c in named]
+        raise CodeFileError(f"{FLAG}: {code.path} exports {found or 'no agent'}; {EXPECTED}")
+    if inspect.isabstract(named[0]):
+        missing = sorted(getattr(named[0], "__abstractmethods__", ()))
+        raise CodeFileError(f"{FLAG}: {named[0].__name__} in {code.path} does not implement {missing}")
+    return named[0]

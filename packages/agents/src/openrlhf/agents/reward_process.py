@@ -1,0 +1,192 @@
+"""Runs a reward function in processes that can be killed: the `RewardSource` of `--reward.remote_url file.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from openrlhf.agents.files import CodeFile
+from openrlhf.agents.reward_file import code_frame
+from openrlhf.agents.rewards import RewardError, RewardResult, RewardTimeoutError
+from openrlhf.agents.types import Failure
+
+logger = logging.getLogger(__name__)
+LENGTH_BYTES = 8
+START_SECONDS = 120.0  # imports of the author's file (torch, math-verify) on a busy machine
+CLOSE_SECONDS = 1.0
+PASSED_ON_BYTES = 64 * 1024  # of the author's prints, per process; the rest is dropped
+CHUNK = 64 * 1024
+
+
+class RewardProcess:
+    """One process around one reward file. Not for concurrent calls: `RewardPool` sees to that."""
+
+    def __init__(self, code: CodeFile, timeout: float) -> None:
+        self.code = code
+        self.timeout = timeout
+        self._process: asyncio.subprocess.Process | None = None
+        self._output: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Starts the process and waits until the file is imported. Raises RewardError with the author's traceback."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",  # a folder named openrlhf in the working directory must not hide the package
+            "-m",
+            "openrlhf.agents.reward_child",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._output = asyncio.create_task(self._pass_output_on())
+        answer = await self._exchange(code_frame(self.code), START_SECONDS, "importing it")
+        if "error" in answer:
+            await self.kill()
+            raise RewardError(f"{self.code.path} cannot be used: {answer['error']}", answer["traceback"])
+
+    async def call(
+        self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], responses: Sequence[str] | None
+    ) -> RewardResult:
+        """One call of the function. Raises RewardError, RewardTimeoutError; the next call starts a new process then."""
+        if self._process is not None and self._process.returncode is not None:
+            await self.kill()  # it ended between two calls
+        if self._process is None:
+            await self.start()
+        responses = None if responses is None else list(responses)
+        frame = pickle.dumps((list(queries), list(prompts), list(labels), responses))
+        answer = await self._exchange(frame, self.timeout, f"reward_func({len(queries)} samples)")
+        if "error" in answer:
+            raise RewardError(f"{self.code.name}: reward_func raised {answer['error']}", answer["traceback"])
+        return _read_result(answer)
+
+    async def _exchange(self, frame: bytes, seconds: float, what: str) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._send(frame)
+        except TimeoutError as error:
+            await self.kill()
+            message = f"{self.code.name}: {what} took longer than --reward.timeout {seconds:g} s, process killed"
+            raise RewardTimeoutError(message) from error
+        except (OSError, EOFError) as error:  # the pipe is gone
+            code = await self.kill()
+            message = f"{self.code.name}: the reward process ended (exit code {code}) during {what}"
+            raise RewardError(message) from error
+        except BaseException:
+            await self.kill()  # a call that nobody waits for any more: its answer would be taken for the next one
+            raise
+
+    async def _send(self, frame: bytes) -> dict[str, Any]:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(len(frame).to_bytes(LENGTH_BYTES, "big") + frame)
+        await process.stdin.drain()
+        size = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
+        return json.loads(await process.stdout.readexactly(size))
+
+    async def _pass_output_on(self) -> None:
+        """What the author prints goes to our stderr, up to a limit; reading goes on so that he never blocks."""
+        assert self._process is not None
+        assert self._process.stderr is not None
+        left = PASSED_ON_BYTES
+        while chunk := await self._process.stderr.read(CHUNK):
+            if left <= 0:
+                continue
+            sys.stderr.write(chunk[:left].decode("utf-8", "replace"))
+            left -= len(chunk)
+            if left <= 0:
+                sys.stderr.write(f"\n[{self.code.name}: more than {PASSED_ON_BYTES} bytes of output, rest dropped]\n")
+
+    async def kill(self) -> int | None:
+        """Ends the process and everything it started. Returns its exit code."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        with contextlib.suppress(ProcessLookupError):
+            _kill_group(process)
+        code = await process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+        if self._output is not None:
+            self._output.cancel()
+            await asyncio.wait([self._output], timeout=CLOSE_SECONDS)
+        # The transport stays open, with a warning, until every pipe saw its end; a grandchild may still hold one.
+        process._transport.close()  # type: ignore[attr-defined]
+        return code
+
+    async def close(self) -> None:
+        """Lets the process end by itself, then ends it."""
+        process = self._process
+        if process is not None and process.stdin is not None and process.returncode is None:
+            process.stdin.close()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), CLOSE_SECONDS)
+        await self.kill()
+
+
+class RewardPool:
+    """The reward function of a file as a `RewardSource`, in one or several processes.
+
+    A call that is too slow is killed and raises RewardTimeoutError; later calls get a fresh process.
+    """
+
+    def __init__(self, code: CodeFile, timeout: float, processes: int = 1) -> None:
+        self._processes = [RewardProcess(code, timeout) for _ in range(processes)]
+        self._idle: asyncio.LifoQueue[RewardProcess] = asyncio.LifoQueue()
+        for process in self._processes:
+            self._idle.put_nowait(process)
+
+    async def start(self) -> None:
+        """Starts one process ahead, so that an unusable file shows at once."""
+        process = await self._idle.get()
+        try:
+            if process.pid is None:
+                await process.start()
+        finally:
+            self._idle.put_nowait(process)
+
+    async def score(
+        self,
+        queries: Sequence[str],
+        prompts: Sequence[str],
+        labels: Sequence[Any],
+        *,
+        responses: Sequence[str] | None = None,
+    ) -> RewardResult:
+        process = await self._idle.get()
+        try:
+            return await process.call(queries, prompts, labels, responses)
+        finally:
+            self._idle.put_nowait(process)
+
+    async def close(self) -> None:
+        """Ends all processes."""
+        await asyncio.gather(*(process.close() for process in self._processes))
+
+
+def _kill_group(process: asyncio.subprocess.Process) -> None:
+    if sys.platform == "win32":
+        process.kill()
+    else:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _read_result(answer: dict[str, Any]) -> RewardResult:
+    failures = [None if m is None else Failure(border="reward", message=m) for m in answer["failures"]]
+    return RewardResult(
+        rewards=answer["rewards"], scores=answer["scores"], extra_logs=answer["extra_logs"], failures=failures
+    )
