@@ -91,7 +91,7 @@ def e2e(session: nox.Session) -> None:
 def architecture(session: nox.Session) -> None:
     """Borders between packages, the shared namespace, what a wheel holds, what `--help` loads."""
     session.run("lint-imports", "pyproject.toml", silent=True)
-    run_pytest(session, "architecture", "tests/architecture")
+    run_pytest(session, "architecture", "tests/architecture", "tests/scripts")
 
 
 @nox.session
