@@ -27,10 +27,7 @@ def groups(c: P) -> list[list[str]]:
     """Roles by the GPUs they share; `engines` are one of the members."""
     here = roles(c)
     if c.train.colocate_all:
-        return [
-            [*here, *(() if c.train.async_enable else ("engines",))],
-            *([["engines"]] if c.train.async_enable else []),
-        ]
+        return [here, ["engines"]] if c.train.async_enable else [[*here, "engines"]]
     pairs = []
     if c.train.colocate_actor_ref:
         pairs.append(("actor", "ref"))

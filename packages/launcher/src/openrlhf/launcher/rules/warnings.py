@@ -12,6 +12,14 @@ from openrlhf.launcher.rules.violation import setting, value_at
 P = TrainPPOConfig
 Warnings = Iterator[str]
 
+_CORRECTION = "algo.advantage.is_correction_type algo.advantage.is_correction_threshold"
+_WANDB = "logger.wandb.org logger.wandb.group logger.wandb.project"
+_CRITIC = """
+    critic.value_clip critic.optim critic.adam.lr critic.adam.betas critic.adam.eps critic.adam.weight_decay
+    critic.muon.lr critic.muon.momentum critic.lr_scheduler critic.lr_warmup_ratio critic.min_lr_ratio critic.max_norm
+    critic.num_nodes critic.gradient_checkpointing_enable
+"""
+
 
 def kl_pairing(c: P, m: Machine) -> Warnings:
     """The guide's pairings of KL estimator and place."""
@@ -21,7 +29,7 @@ def kl_pairing(c: P, m: Machine) -> Warnings:
     if kl.use_loss and kl.estimator == "k1":
         yield "--algo.kl.use_loss with --algo.kl.estimator k1: the gradient of k1 is no KL; use k2 or k3"
     if not kl.use_loss and kl.estimator != "k1":
-        yield f"--algo.kl.estimator {kl.estimator} as a penalty on rewards: k1 is the unbiased one; add --algo.kl.use_loss?"
+        yield f"--algo.kl.estimator {kl.estimator} without --algo.kl.use_loss: as a penalty on rewards k1 is the right one"
 
 
 def truncated_sampling(c: P, m: Machine) -> Warnings:
@@ -50,10 +58,9 @@ def async_colocation(c: P, m: Machine) -> Warnings:
 
 def batch_arithmetic(c: P, m: Machine) -> Warnings:
     """Optimiser steps of uneven size."""
-    samples, batch = c.rollout.batch_size * c.rollout.n_samples_per_prompt, c.train.batch_size
-    made = (
-        f"--rollout.batch_size {c.rollout.batch_size} x --rollout.n_samples_per_prompt {c.rollout.n_samples_per_prompt}"
-    )
+    prompts, n, batch = c.rollout.batch_size, c.rollout.n_samples_per_prompt, c.train.batch_size
+    samples = prompts * n
+    made = f"--rollout.batch_size {prompts} x --rollout.n_samples_per_prompt {n}"
     if samples < batch:
         yield f"{made} = {samples} samples are fewer than --train.batch_size {batch}: one optimiser step of {samples}"
     elif samples % batch:
@@ -80,33 +87,25 @@ def never_evaluated(c: P, m: Machine) -> Warnings:
 def idle_flags(c: P, m: Machine) -> Warnings:
     """Flags that another one would have to switch on."""
     defaults = TrainPPOConfig()
-    conditions: dict[str, tuple[bool, str]] = {
-        "algo.advantage.is_correction_type": (
-            c.algo.advantage.is_correction_enable,
-            "algo.advantage.is_correction_enable",
-        ),
-        "algo.advantage.is_correction_threshold": (
-            c.algo.advantage.is_correction_enable,
-            "algo.advantage.is_correction_enable",
-        ),
-        "algo.dynamic_filtering_range": (c.algo.dynamic_filtering_enable, "algo.dynamic_filtering_enable"),
-        "algo.kl.horizon": (c.algo.kl.target is not None, "algo.kl.target"),
-        "train.ema_beta": (c.train.enable_ema, "train.enable_ema"),
-        "reward.overlong_penalty_factor": (bool(c.reward.overlong_buffer_len), "reward.overlong_buffer_len"),
-        "ds.use_universal_ckpt": (c.ckpt.load_enable, "ckpt.load_enable"),
-        "ckpt.save_hf": (c.ckpt.save_steps > 0, "ckpt.save_steps"),
-        "ckpt.disable_ds": (c.ckpt.save_steps > 0, "ckpt.save_steps"),
-        "actor.muon.lr": (c.actor.optim == "muon", "actor.optim muon"),
-        "actor.muon.momentum": (c.actor.optim == "muon", "actor.optim muon"),
-        "critic.muon.lr": (c.critic.optim == "muon", "critic.optim muon"),
-        "critic.muon.momentum": (c.critic.optim == "muon", "critic.optim muon"),
-        "logger.wandb.org": (c.logger.wandb.key is not None, "logger.wandb.key"),
-        "logger.wandb.group": (c.logger.wandb.key is not None, "logger.wandb.key"),
-        "logger.wandb.project": (c.logger.wandb.key is not None, "logger.wandb.key"),
-    }
-    for name, (active, needed) in conditions.items():
-        if not active and value_at(c, name) != value_at(defaults, name):
-            yield f"{setting(name, value_at(c, name))} has no effect without --{needed}"
+    for needed, active, names in (
+        ("algo.advantage.is_correction_enable", c.algo.advantage.is_correction_enable, _CORRECTION),
+        ("algo.dynamic_filtering_enable", c.algo.dynamic_filtering_enable, "algo.dynamic_filtering_range"),
+        ("algo.kl.target", c.algo.kl.target is not None, "algo.kl.horizon"),
+        ("train.enable_ema", c.train.enable_ema, "train.ema_beta"),
+        ("reward.overlong_buffer_len", bool(c.reward.overlong_buffer_len), "reward.overlong_penalty_factor"),
+        ("ckpt.load_enable", c.ckpt.load_enable, "ds.use_universal_ckpt"),
+        ("ckpt.save_steps", c.ckpt.save_steps > 0, "ckpt.save_hf ckpt.disable_ds"),
+        ("actor.optim muon", c.actor.optim == "muon", "actor.muon.lr actor.muon.momentum"),
+        ("critic.optim muon", c.critic.optim == "muon", "critic.muon.lr critic.muon.momentum"),
+        ("logger.wandb.key", c.logger.wandb.key is not None, _WANDB),
+        ("eval.steps", c.eval.steps > 0, "eval.split eval.temperature eval.n_samples_per_prompt"),
+        ("algo.advantage.estimator gae", c.has_critic, _CRITIC),
+        ("reward.model_name_or_path", c.has_reward_model, "reward.num_nodes reward.offload"),
+        ("algo.kl.init_coef above 0", c.has_reference, "ref.offload"),
+    ):
+        for name in () if active else names.split():
+            if value_at(c, name) != value_at(defaults, name):
+                yield f"{setting(name, value_at(c, name))} has no effect without --{needed}"
 
 
 def sleep_of_offloaded(c: P, m: Machine) -> Warnings:
