@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openrlhf.agents.types import Failure, StopReason, Trajectory, Turn
-from openrlhf.launcher.trainer.experience import build_batch, cut, sample_info
+from openrlhf.agents.types import StopReason, Trajectory, Turn
+from openrlhf.launcher.trainer.experience import build_batch, cut
 
 
 def trajectory(**changes: Any) -> Trajectory:
@@ -95,18 +95,6 @@ def test_errors() -> None:
         build_batch([replace(SHORT, trainable=[1, 1])], indices=[4], rewards=[0.0], max_len=10)
 
 
-def test_scalars() -> None:
-    info = sample_info(trajectory(extra_logs={"a": 1.0}), max_len=100)
-    assert (info.total_length, info.num_trainable, info.longest_turn) == (6, 3, 2)
-    assert (info.min_version, info.max_version, info.truncated, info.failed) == (3, 4, False, False)
-    assert (info.reward, info.score, info.stop_reason, info.extra_logs) == (1.0, 0.5, "done", {"a": 1.0})
-    short = sample_info(trajectory(), max_len=3)
-    assert (short.total_length, short.num_trainable, short.longest_turn, short.truncated) == (3, 1, 1, True)
-    failed = trajectory(failure=Failure(border="reward", message="boom"), stop_reason=StopReason.FAILED, reward=None)
-    assert sample_info(failed, max_len=3).failure == "reward: boom"
-    assert sample_info(failed, max_len=3).stop_reason == "failed"
-
-
 @st.composite
 def samples(draw: st.DrawFn) -> Trajectory:
     mask = [0, *draw(st.lists(st.integers(0, 1), max_size=12))]
@@ -124,13 +112,13 @@ def samples(draw: st.DrawFn) -> Trajectory:
 
 
 @given(rows=st.lists(samples(), max_size=5), max_len=st.integers(1, 15))
-def test_batch_and_scalars_agree(rows: list[Trajectory], max_len: int) -> None:
+def test_batch_holds_what_cut_leaves(rows: list[Trajectory], max_len: int) -> None:
     batch = build_batch(rows, indices=range(len(rows)), rewards=[0.0] * len(rows), max_len=max_len, pad_token_id=0)
-    infos = [sample_info(r, max_len=max_len) for r in rows]
-    assert batch.lengths.tolist() == [i.total_length for i in infos]
-    assert batch.action_mask.sum(-1).tolist() == [i.num_trainable for i in infos]
+    short = [cut(r, max_len) for r in rows]
+    assert batch.lengths.tolist() == [len(r.token_ids) for r in short]
+    assert batch.action_mask.sum(-1).tolist() == [r.num_trainable for r in short]
     assert not (batch.action_mask & ~batch.attention_mask).any()
-    assert batch.tokens.shape[1] == max((i.total_length for i in infos), default=0)
+    assert batch.tokens.shape[1] == max((len(r.token_ids) for r in short), default=0)
     for row, tokens, length in zip(rows, batch.tokens.tolist(), batch.lengths.tolist(), strict=True):
         assert tokens[:length] == list(row.token_ids)[:length]
         assert set(tokens[length:]) <= {0}

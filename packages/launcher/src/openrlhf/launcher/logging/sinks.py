@@ -1,0 +1,142 @@
+"""The places metrics go to: a progress line, TensorBoard event files, a JSON-lines file.
+
+A sink may raise anything; `RunLogger` turns that into one warning. Weights & Biases is in `wandb_sink`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+Metrics = Mapping[str, float]
+
+_MAX_TEXT = 20_000  # characters of one generated sample in TensorBoard
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedSample:
+    """One sample for people to read. text: prompt and response."""
+
+    text: str
+    label: str = ""
+    reward: float | None = None
+
+
+class Sink(Protocol):
+    """Receives finite metrics only."""
+
+    name: str
+
+    def log_step(self, step: int, metrics: Metrics) -> None: ...
+
+    def log_evaluation(self, step: int, metrics: Metrics) -> None: ...
+
+    def log_samples(self, step: int, samples: Sequence[GeneratedSample]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+_PROGRESS = (
+    ("train/reward", "reward"),
+    ("train/score", "score"),
+    ("train/response_length", "length"),
+    ("train/kl", "kl"),
+    ("train/policy_loss", "loss"),
+    ("train/critic_loss", "critic"),
+    ("train/actor_grad_norm", "grad"),
+    ("rollout/sync_error", "sync"),
+)
+_PHASES = (
+    ("timing/generation", "gen"),
+    ("timing/make_experience", "exp"),
+    ("timing/ppo_train", "train"),
+    ("timing/broadcast", "push"),
+)
+
+
+class ConsoleSink:
+    """One line per step: `step 3  reward 0.91  length 9.8  kl 0.002  loss -0.01 | 0.41s: gen 0.21 exp 0.05 ...`."""
+
+    name = "the progress line"
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def log_step(self, step: int, metrics: Metrics) -> None:
+        parts = [f"step {step}", *(f"{word} {metrics[key]:.4g}" for key, word in _PROGRESS if key in metrics)]
+        phases = " ".join(f"{word} {metrics[key]:.2f}" for key, word in _PHASES if key in metrics)
+        if "timing/step_total" in metrics:
+            parts.append(f"| {metrics['timing/step_total']:.2f}s: {phases}")
+        self._write("  ".join(parts))
+
+    def log_evaluation(self, step: int, metrics: Metrics) -> None:
+        shown = {k.removeprefix("eval/").removeprefix("eval_"): v for k, v in metrics.items() if "pass" in k}
+        shown = shown or {k.removeprefix("eval/"): v for k, v in metrics.items()}
+        self._write("  ".join([f"eval at step {step}", *(f"{k} {v:.4g}" for k, v in shown.items())]))
+
+    def log_samples(self, step: int, samples: Sequence[GeneratedSample]) -> None:
+        """Samples are long; the console does not show them."""
+
+    def close(self) -> None:
+        """The stream is not ours."""
+
+    def _write(self, line: str) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+class TensorBoardSink:
+    """Event files in one folder. Written at once, so that a killed run loses nothing."""
+
+    name = "TensorBoard"
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))
+
+    def log_step(self, step: int, metrics: Metrics) -> None:
+        for key, value in metrics.items():
+            self._writer.add_scalar(key, value, step)
+        self._writer.flush()
+
+    def log_evaluation(self, step: int, metrics: Metrics) -> None:
+        self.log_step(step, metrics)
+
+    def log_samples(self, step: int, samples: Sequence[GeneratedSample]) -> None:
+        for i, sample in enumerate(samples):
+            head = f"reward {sample.reward}, label {sample.label!r}"
+            self._writer.add_text(f"generated_samples/{i}", f"{head}\n\n```\n{sample.text[:_MAX_TEXT]}\n```", step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class JsonLinesSink:
+    """`metrics.jsonl`: one object per step or evaluation, with step and UNIX time, for scripts."""
+
+    name = "metrics.jsonl"
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def log_step(self, step: int, metrics: Metrics) -> None:
+        self._write({"step": step, "time": time.time(), **metrics})
+
+    def log_evaluation(self, step: int, metrics: Metrics) -> None:
+        self.log_step(step, metrics)
+
+    def log_samples(self, step: int, samples: Sequence[GeneratedSample]) -> None:
+        self._write({"step": step, "time": time.time(), "generated_samples": [asdict(s) for s in samples]})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        self._file.flush()

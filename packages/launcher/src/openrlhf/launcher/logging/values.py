@@ -1,0 +1,32 @@
+"""Numbers of metrics: means that skip what is missing, and values that any JSON reader takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, SupportsFloat
+
+
+def nan_mean(values: Iterable[float | None]) -> float:
+    """The mean of the values that are there and finite; NaN when none is."""
+    finite = [float(v) for v in values if v is not None and math.isfinite(v)]
+    return sum(finite) / len(finite) if finite else math.nan
+
+
+def mean_metrics(rows: Iterable[Mapping[str, float | None]]) -> dict[str, float]:
+    """Key by key the mean over the rows that have it; keys without one finite value are left out."""
+    columns: dict[str, list[float | None]] = {}
+    for row in rows:
+        for key, value in row.items():
+            columns.setdefault(key, []).append(value)
+    means = {key: nan_mean(column) for key, column in columns.items()}
+    return finite(means)
+
+
+def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers among the metrics, as plain floats: what a chart can show and JSON can hold."""
+    return {
+        key: float(value)
+        for key, value in metrics.items()
+        if isinstance(value, SupportsFloat) and math.isfinite(float(value))
+    }

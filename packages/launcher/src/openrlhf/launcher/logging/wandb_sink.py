@@ -1,0 +1,103 @@
+"""Weights & Biases (`[wandb]` extra). `WANDB_MODE=offline` writes the run to the disk only."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from openrlhf.launcher.logging.sinks import GeneratedSample, Metrics
+
+INIT_TIMEOUT = 60.0
+FINISH_TIMEOUT = 60.0
+STEP = "train/global_step"
+_KEPT_SAMPLES = 200
+_COLUMNS = ["global_step", "text", "label", "reward"]
+
+
+class MissingPackageError(ValueError):
+    """The `wandb` package is not installed."""
+
+
+class WandbOptions(Protocol):
+    """The `logger.wandb.*` options."""
+
+    @property
+    def key(self) -> str | None: ...
+    @property
+    def org(self) -> str | None: ...
+    @property
+    def group(self) -> str | None: ...
+    @property
+    def project(self) -> str: ...
+    @property
+    def run_name(self) -> str: ...
+
+
+class WandbSink:
+    """One run. `run_config` is shown on its page; secrets must be masked already.
+
+    Raises MissingPackageError without the `wandb` package, and whatever wandb raises when the run can't be started.
+    """
+
+    name = "Weights & Biases"
+
+    def __init__(self, options: WandbOptions, run_config: Mapping[str, Any]) -> None:
+        wandb = _import()
+        if os.environ.get("WANDB_MODE") not in ("offline", "disabled", "dryrun") and options.key:
+            wandb.login(key=options.key, timeout=int(INIT_TIMEOUT))
+        self._run = wandb.init(
+            entity=options.org,
+            project=options.project,
+            group=options.group,
+            name=options.run_name,
+            config=dict(run_config),
+            settings=wandb.Settings(init_timeout=INIT_TIMEOUT),
+        )
+        self._table = wandb.Table
+        self._run.define_metric(STEP)
+        for section in ("train", "rollout", "timing", "eval"):
+            self._run.define_metric(f"{section}/*", step_metric=STEP)
+        self._rows: list[list[Any]] = []
+
+    def log_step(self, step: int, metrics: Metrics) -> None:
+        self._run.log({**metrics, STEP: step})
+
+    def log_evaluation(self, step: int, metrics: Metrics) -> None:
+        self.log_step(step, metrics)
+
+    def log_samples(self, step: int, samples: Sequence[GeneratedSample]) -> None:
+        """The table of the newest samples; a logged table is final, so each time a new one is sent."""
+        self._rows += [[step, s.text, s.label, s.reward] for s in samples]
+        self._rows = self._rows[-_KEPT_SAMPLES:]
+        table = self._table(columns=_COLUMNS, data=self._rows)
+        self._run.log({"train/generated_samples": table, STEP: step})
+
+    def close(self) -> None:
+        """Wait for the upload, at most FINISH_TIMEOUT seconds."""
+        errors: list[Exception] = []
+
+        def finish() -> None:
+            try:
+                self._run.finish()
+            except Exception as error:  # handed to the caller's thread
+                errors.append(error)
+
+        thread = threading.Thread(target=finish, name="wandb-finish", daemon=True)
+        thread.start()
+        thread.join(FINISH_TIMEOUT)
+        if errors:
+            raise errors[0]
+        if thread.is_alive():
+            raise TimeoutError(f"the upload was not finished after {FINISH_TIMEOUT:.0f} s; see `wandb sync`")
+
+
+def _import() -> Any:
+    try:
+        import wandb
+    except ModuleNotFoundError:
+        raise MissingPackageError(
+            "--logger.wandb.key needs the package wandb: pip install 'openrlhf[wandb]', or drop the flag"
+        ) from None
+    return wandb
