@@ -1,0 +1,109 @@
+"""Hosts one executor on one event loop: the inside of an agent worker process. Plain asyncio.
+
+Whoever runs it in a process of its own (an actor) replaces that process when the loop is blocked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from openrlhf.agents.config import AgentConfig
+from openrlhf.agents.context import GroupContext, GroupExecutor
+from openrlhf.agents.engine import Engine, SamplingParams, Tokenizer
+from openrlhf.agents.seeds import sample_seed
+from openrlhf.agents.types import PromptItem, Trajectory
+from openrlhf.agents.watchdog import Blocked, LoopWatchdog
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    """What is the same for every group of a run. sampling: the template, without seed and max_tokens.
+
+    max_length: `--data.max_len`. overlong: `--data.overlong_prompts`, for observations that agents write.
+    """
+
+    sampling: SamplingParams
+    n_samples: int
+    max_length: int
+    max_new_tokens: int | None = None
+    train_seed: int = 42
+    overlong: str = "truncate"
+    agent: AgentConfig = field(default_factory=AgentConfig)
+
+
+class AgentWorker:
+    """Rolls prompt groups out, `agent.max_concurrency` episodes at a time.
+
+    Example::
+
+        worker = AgentWorker(executor, engine, tokenizer, settings, on_blocked=exit_process)
+        await worker.start()
+        trajectories = await worker.run_group(item)
+        await worker.close()
+    """
+
+    def __init__(
+        self,
+        executor: GroupExecutor,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        settings: WorkerSettings,
+        *,
+        on_blocked: Callable[[Blocked], None] | None = None,
+        closers: Sequence[Callable[[], Awaitable[None]]] = (),
+    ) -> None:
+        self.executor = executor
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self._closers = closers
+        self._slots = asyncio.Semaphore(settings.agent.max_concurrency)
+        self._watchdog = LoopWatchdog(settings.agent.timeout, on_blocked) if on_blocked else None
+
+    async def start(self) -> None:
+        """Starts the watchdog. Call it on the loop that will run the groups."""
+        if self._watchdog is not None:
+            self._watchdog.start()
+
+    async def run_group(
+        self,
+        item: PromptItem,
+        *,
+        evaluation: bool = False,
+        n_samples: int | None = None,
+        temperature: float | None = None,
+    ) -> list[Trajectory]:
+        """All samples of one prompt; evaluation has its own seeds, number of samples and temperature."""
+        return await self.executor.run_group(item, self.context(item, evaluation, n_samples, temperature))
+
+    def context(
+        self, item: PromptItem, evaluation: bool, n_samples: int | None, temperature: float | None
+    ) -> GroupContext:
+        settings, agent = self.settings, self.settings.agent
+        sampling = settings.sampling if temperature is None else settings.sampling.with_(temperature=temperature)
+
+        def seeds(sample: int, turn: int) -> int:
+            return sample_seed(settings.train_seed, evaluation, item.episode, item.position, sample, turn)
+
+        return GroupContext(
+            engine=self.engine,
+            tokenizer=self.tokenizer,
+            n_samples=settings.n_samples if n_samples is None else n_samples,
+            sampling=sampling,
+            seeds=seeds,
+            max_length=settings.max_length,
+            max_new_tokens=settings.max_new_tokens,
+            timeout=agent.timeout,
+            max_turns=agent.max_turns,
+            overlong=settings.overlong,
+            slots=self._slots,
+        )
+
+    async def close(self) -> None:
+        """Stops the watchdog and everything handed over to be closed (reward processes, servers)."""
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        for close in self._closers:
+            await close()
