@@ -1,0 +1,80 @@
+"""The few reductions a learner needs, over the data-parallel ranks of its role."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+NONE = 2**62
+
+
+class Collective:
+    """Reductions in float64, so that counts stay exact. With one rank nothing is communicated."""
+
+    def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
+        self.device = device
+        self.group = group
+        self.world_size = dist.get_world_size(group) if dist.is_initialized() else 1
+        self.rank = dist.get_rank(group) if dist.is_initialized() else 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sum over ranks; the argument is not changed."""
+        if self.world_size == 1:
+            return tensor.clone()
+        out = tensor.detach().to(self.device, copy=True)
+        dist.all_reduce(out, group=self.group)
+        return out.to(tensor.device)
+
+    def max(self, value: float) -> float:
+        """Largest value over ranks."""
+        return max(row[0] for row in self._gather([value]))
+
+    def agree(
+        self, counts: Mapping[str, float], micro_batches: int, empty: bool
+    ) -> tuple[dict[str, float], int, list[bool]]:
+        """What every rank must know before a step: summed counts, the largest micro-batch count, who has no samples."""
+        names = sorted(counts)
+        rows = self._gather([float(micro_batches), float(empty), *(counts[name] for name in names)])
+        summed = {name: sum(row[2 + i] for row in rows) for i, name in enumerate(names)}
+        return summed, int(max(row[0] for row in rows)), [bool(row[1]) for row in rows]
+
+    def sum_named(self, sums: Mapping[str, tuple[Tensor | float, float]]) -> dict[str, tuple[float, float]]:
+        """Sum (sum, count) pairs over ranks in one reduction. All ranks have the same names."""
+        names = sorted(sums)
+        checksum = float(zlib.crc32(" ".join(names).encode()))
+        values = [torch.as_tensor(sums[name][0], dtype=torch.float64, device=self.device) for name in names]
+        counts = torch.tensor([checksum, *(sums[name][1] for name in names)], dtype=torch.float64, device=self.device)
+        total = self.sum(torch.cat([torch.stack(values), counts]) if values else counts).tolist()
+        assert total[len(names)] == checksum * self.world_size, f"ranks measure different things, this one {names}"
+        return {name: (total[i], total[len(names) + 1 + i]) for i, name in enumerate(names)}
+
+    def share_names(self, names: list[str], empty_ranks: Sequence[bool]) -> list[str]:
+        """The metric names of a rank that has samples, for those that have none."""
+        if self.world_size == 1 or not any(empty_ranks):
+            return names
+        source = list(empty_ranks).index(False)
+        box = [names]
+        dist.broadcast_object_list(box, src=dist.get_global_rank(self.group, source) if self.group else source)
+        return box[0]
+
+    def first_non_negative(self, value: int) -> int:
+        """Smallest non-negative value over ranks, -1 when there is none."""
+        smallest = min(row[0] for row in self._gather([float(value if value >= 0 else NONE)]))
+        return -1 if smallest == NONE else int(smallest)
+
+    def barrier(self) -> None:
+        if self.world_size > 1:
+            dist.barrier(self.group)
+
+    def _gather(self, row: list[float]) -> list[list[float]]:
+        """The same-length rows of all ranks, in order."""
+        if self.world_size == 1:
+            return [row]
+        mine = torch.tensor(row, dtype=torch.float64, device=self.device)
+        rows = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(rows, mine, group=self.group)
+        return [r.tolist() for r in rows]

@@ -1,0 +1,115 @@
+"""`TrainingEngine`: the one place that drives DeepSpeed. A frozen model that is not partitioned does without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openrlhf.learner.ds_config import deepspeed_config
+from openrlhf.learner.models import load_module
+from openrlhf.learner.modules import LearnerModule, Readings
+from openrlhf.learner.optim import build_optimizer, check_optim
+from openrlhf.learner.packing import ModelInputs
+from openrlhf.learner.schedule import build_schedule
+from openrlhf.learner.spec import LearnerSpec
+
+
+class TrainingEngine:
+    """A module with its DeepSpeed engine (None for a whole frozen model)."""
+
+    def __init__(self, spec: LearnerSpec, module: LearnerModule, ds_engine: Any, device: torch.device) -> None:
+        self.spec = spec
+        self.module = module
+        self.ds_engine = ds_engine
+        self.device = device
+        self.steps = 0
+        self.communicates_in_forward = spec.zero3 or spec.ds.tensor_parallel_size > 1
+
+    def forward(self, inputs: ModelInputs, *, with_entropy: bool) -> Readings:
+        """Run the model. Through DeepSpeed's engine where there is one, so that its hooks fire."""
+        model = self.module if self.ds_engine is None else self.ds_engine
+        return model(inputs, with_entropy=with_entropy)
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """A frozen model kept in host memory is on the device inside."""
+        if not self.spec.offload or self.ds_engine is not None:
+            yield
+            return
+        self.module.to(self.device)
+        try:
+            yield
+        finally:
+            self.module.to("cpu")
+
+    def learning_rate(self) -> float:
+        """Rate of the first parameter group for the next step."""
+        return float(self.ds_engine.get_lr()[0])
+
+    def set_boundary(self, last: bool) -> None:
+        """Say whether the coming forward and backward are the last of this optimiser step."""
+        self.ds_engine.set_gradient_accumulation_boundary(last)
+
+    def backward(self, loss: Tensor) -> None:
+        self.ds_engine.backward(loss, scale_wrt_gas=False)
+
+    def step(self) -> tuple[bool, float]:
+        """Take the step. Returns whether it was taken and the gradient norm before clipping.
+
+        With a non-finite gradient no rank takes it, and the schedule does not move.
+        """
+        if self.spec.ds.zero_stage == 0:
+            applied, norm = self._step_unpartitioned()
+        else:
+            self.ds_engine.step()
+            applied = bool(self.ds_engine.was_step_applied())
+            norm = float(self.ds_engine.get_global_grad_norm())
+        self.steps += int(applied)
+        return applied, norm
+
+    def _step_unpartitioned(self) -> tuple[bool, float]:
+        """Stage 0: DeepSpeed neither reports a norm nor looks for non-finite gradients. They are equal on all ranks."""
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        value = float(norm)
+        if not torch.isfinite(norm):
+            self.ds_engine.zero_grad()
+            return False, value
+        assert self.spec.optim is not None
+        if 0.0 < self.spec.optim.max_norm < value:
+            for gradient in gradients:
+                gradient.mul_(self.spec.optim.max_norm / value)
+        self.ds_engine.step()
+        return True, value
+
+
+def build_engine(spec: LearnerSpec, device: torch.device) -> TrainingEngine:
+    """Load the model and wrap it as its spec needs. Collective."""
+    if spec.optim is not None:
+        check_optim(spec.optim, adam_offload=spec.ds.adam_offload)
+    config = deepspeed_config(spec, device_type=device.type)
+    module = load_module(spec, config, device)
+    ds_engine = _initialize(spec, module, config) if spec.trained or spec.zero3 else None
+    engine = TrainingEngine(spec, module, ds_engine, device)
+    with engine.on_device():
+        module.choose_head_path(device)
+    return engine
+
+
+def _initialize(spec: LearnerSpec, module: LearnerModule, config: dict[str, Any]) -> Any:
+    import deepspeed
+
+    if spec.optim is None:
+        return deepspeed.initialize(model=module, config=config)[0]
+    optim, horizon = spec.optim, spec.max_optimizer_steps
+    return deepspeed.initialize(
+        model=module,
+        optimizer=build_optimizer(module, optim),
+        # DeepSpeed's annotation names torch's old private base class
+        lr_scheduler=lambda optimizer: build_schedule(optimizer, optim, horizon),  # pyright: ignore[reportArgumentType]
+        config=config,
+    )[0]

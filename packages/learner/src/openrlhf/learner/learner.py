@@ -1,0 +1,243 @@
+"""`Learner`: one rank of one model. It scores batches and, given an optimiser, takes exact optimiser steps.
+
+Methods are collective over the ranks of the role: all of them call, in the same order. A rank without samples passes a
+batch of size 0. The learner knows nothing of Ray, of rollouts, or of the other roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openrlhf.core.batch import Batch
+from openrlhf.learner import weights
+from openrlhf.learner.batching import fixed_micro_batches, token_micro_batches
+from openrlhf.learner.collective import Collective
+from openrlhf.learner.engine import TrainingEngine, build_engine
+from openrlhf.learner.metrics import MetricSums
+from openrlhf.learner.models import reward_statistics
+from openrlhf.learner.objective import ModelOutputs, Objective
+from openrlhf.learner.packing import build_inputs, build_last_token_inputs
+from openrlhf.learner.setup import seed_everything, training_device
+from openrlhf.learner.spec import LearnerSpec, Role
+
+Metrics = dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What a model says about a batch, on the CPU in float32; [B, T] tensors are 0 where not action_mask.
+
+    logprobs, entropy [B, T]: policy and reference. values [B, T]: critic, for the state that precedes token t.
+    rewards [B]: reward model, read at the last real token.
+    """
+
+    logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+    values: Tensor | None = None
+    rewards: Tensor | None = None
+
+
+class NonFiniteStepError(RuntimeError):
+    """Too many optimiser steps in a row had a non-finite loss or gradient."""
+
+
+class Learner:
+    """One rank. `init_distributed` must have run; every rank builds the same spec."""
+
+    def __init__(self, spec: LearnerSpec) -> None:
+        self.spec = spec
+        self.device = training_device()
+        seed_everything(spec.batch.seed, full_determinism=spec.batch.full_determinism_enable)
+        self.collective = Collective(self.device)
+        self._engine: TrainingEngine = build_engine(spec, self.device)
+        self.module = self._engine.module
+        self.hidden_size = int(self.module.model.config.get_text_config().hidden_size)
+        self.skipped_in_a_row = 0
+        self.reward_mean_std = reward_statistics(self.module)
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimiser steps taken so far; skipped ones are not counted."""
+        return self._engine.steps
+
+    def reduce_sum(self, tensor: Tensor) -> Tensor:
+        """The sum of `tensor` over the ranks, on its own device; the argument is not changed."""
+        return self.collective.sum(tensor)
+
+    # -- scoring
+
+    @torch.no_grad()
+    def score(self, batch: Batch, *, with_entropy: bool = False) -> Scores:
+        """Log-probs, values or rewards of `batch`. Collective under ZeRO-3; otherwise each rank for itself."""
+        plan = self._plan(batch, score=True)
+        count = len(plan)
+        if self._engine.communicates_in_forward:
+            count = int(self.collective.max(float(count)))
+        primary = torch.zeros(batch.size if self.spec.role is Role.REWARD else batch.tokens.shape)
+        entropy = torch.zeros(batch.tokens.shape) if with_entropy else None
+        with self._engine.on_device():
+            for number in range(count):
+                rows = torch.tensor(plan[number] if number < len(plan) else [], dtype=torch.long)
+                self._score_rows(batch, rows, primary, entropy)
+        if self.spec.role is Role.REWARD:
+            return Scores(rewards=primary)
+        if self.spec.role is Role.CRITIC:
+            return Scores(values=primary)
+        return Scores(logprobs=primary, entropy=entropy)
+
+    def _score_rows(self, batch: Batch, rows: Tensor, primary: Tensor, entropy: Tensor | None) -> None:
+        """Score the rows and write the results in place. No rows: only take part in the communication."""
+        part = (batch.select(rows) if len(rows) else _placeholder()).to(self.device)
+        if self.spec.role is Role.REWARD:
+            inputs = build_last_token_inputs(part, packed=self.spec.packed)
+        else:
+            inputs = build_inputs(part, part.action_mask, packed=self.spec.packed)
+        readings = self._engine.forward(inputs, with_entropy=entropy is not None)
+        if not len(rows):
+            return
+        if self.spec.role is Role.REWARD:
+            primary[rows] = readings.primary.cpu()
+            return
+        width = part.tokens.shape[1]
+        mask = part.action_mask
+        primary[rows, :width] = (inputs.scatter(readings.primary, part.tokens.shape) * mask).cpu()
+        if entropy is not None and readings.entropy is not None:
+            entropy[rows, :width] = (inputs.scatter(readings.entropy, part.tokens.shape) * mask).cpu()
+
+    # -- training
+
+    def update(self, batch: Batch, objective: Objective) -> Metrics:
+        """Exactly one optimiser step over this rank's share of its samples.
+
+        Each term is averaged over all its units on all ranks, whatever the split into micro-batches. Returns reduced
+        metrics as (sum, count), the same on every rank: those of the losses, `grad_norm` (before clipping), `lr` (of
+        this step) and `skipped_steps` (1 when the loss or the gradient was not finite, and no step was taken).
+        A batch without any trainable unit on any rank takes no step.
+
+        Raises:
+            NonFiniteStepError: more than `--train.max_skipped_steps` skipped in a row.
+        """
+        if not self.spec.trained:
+            raise ValueError(f"the {self.spec.role.value} model is frozen: its spec has no optim")
+        plan = self._plan(batch, score=False)
+        counts, steps, empty_ranks = self.collective.agree(objective.counts(batch), len(plan), batch.size == 0)
+        if not any(counts[term] > 0 for term, weight in objective.coefficients.items() if weight and term in counts):
+            return {}
+        sums, bad = MetricSums(), -1
+        lr = self._engine.learning_rate()
+        for number in range(steps):
+            self._engine.set_boundary(number == steps - 1)
+            rows = plan[number] if number < len(plan) else []
+            loss, finite = self._micro_loss(batch, rows, objective, counts, sums)
+            if not finite and bad < 0:
+                bad = _first_bad(batch, rows)
+            self._engine.backward(loss)
+        applied, grad_norm = self._engine.step()
+        metrics = sums.reduce(self.collective, empty_ranks)
+        self._count_skip(applied, bad)
+        return metrics | {"grad_norm": (grad_norm, 1.0), "lr": (lr, 1.0), "skipped_steps": (float(not applied), 1.0)}
+
+    def _micro_loss(
+        self, batch: Batch, rows: list[int], objective: Objective, counts: Mapping[str, float], sums: MetricSums
+    ) -> tuple[Tensor, bool]:
+        """Loss of one micro-batch, scaled for the whole step, and whether it is finite."""
+        part = (batch.select(rows) if rows else _placeholder()).to(self.device)
+        inputs = build_inputs(part, part.action_mask, packed=self.spec.packed)
+        readings = self._engine.forward(inputs, with_entropy=objective.with_entropy)
+        anchor = readings.primary.sum()
+        if not rows:
+            return anchor * 0.0, True
+        dense = inputs.scatter(readings.primary, part.tokens.shape)
+        language_model = self.spec.role.is_language_model
+        outputs = ModelOutputs(
+            logprobs=dense if language_model else None,
+            values=None if language_model else dense,
+            entropy=None if readings.entropy is None else inputs.scatter(readings.entropy, part.tokens.shape),
+            aux_loss=readings.aux_loss,
+            tokens=float(inputs.token_mask.sum()),
+        )
+        terms = objective(outputs, part)
+        sums.add(terms)
+        loss = sum_terms(terms, objective.coefficients, counts, self.collective.world_size)
+        if loss is None:
+            return anchor * 0.0, True
+        if bool(torch.isfinite(loss)):
+            return loss, True
+        # NaN in every gradient makes all ranks skip the step, whichever part of the loss was at fault.
+        return loss + anchor * float("nan"), False
+
+    def _count_skip(self, applied: bool, bad: int) -> None:
+        self.skipped_in_a_row = 0 if applied else self.skipped_in_a_row + 1
+        if self.skipped_in_a_row <= self.spec.batch.max_skipped_steps:
+            return
+        first = self.collective.first_non_negative(bad)
+        where = f"the first sample with a non-finite loss is number {first}" if first >= 0 else "every loss was finite"
+        raise NonFiniteStepError(
+            f"{self.skipped_in_a_row} optimiser steps in a row had a non-finite loss or gradient norm "
+            f"(--train.max_skipped_steps {self.spec.batch.max_skipped_steps!r}); {where}"
+        )
+
+    def _plan(self, batch: Batch, *, score: bool) -> list[list[int]]:
+        spec = self.spec
+        lengths = batch.lengths.tolist()
+        if spec.batch.dynamic_batch_enable:
+            budget = (spec.score_max_tokens if score else None) or spec.batch.max_tokens_per_gpu
+            return token_micro_batches(lengths, budget, hidden_size=self.hidden_size)
+        return fixed_micro_batches(lengths, spec.score_micro_batch_size if score else spec.batch.micro_batch_size)
+
+    # -- weights
+
+    def weight_metadata(self, *, skip_frozen: bool = False) -> list[weights.WeightInfo]:
+        """Name, dtype and full shape of every tensor of the stream, in its order. Not collective."""
+        return weights.metadata(self.module, skip_frozen=skip_frozen)
+
+    def named_parameter_buckets(
+        self, bucket_bytes: int, *, skip_frozen: bool = False
+    ) -> Iterator[list[tuple[str, Tensor]]]:
+        """All parameters in buckets of about `bucket_bytes`; see `weights.buckets`. All ranks must exhaust it."""
+        return weights.buckets(self.module, bucket_bytes, skip_frozen=skip_frozen)
+
+    def export_hf(self, path: str, tokenizer: Any = None) -> None:
+        """Write a Hugging Face folder (safetensors, configuration, generation configuration, tokenizer), atomically."""
+        from openrlhf.learner.export import export_hf
+
+        export_hf(self.module, path, tokenizer)
+        self.collective.barrier()
+
+
+def sum_terms(
+    terms: Mapping[str, Any], coefficients: Mapping[str, float], counts: Mapping[str, float], world_size: int
+) -> Tensor | None:
+    """Σ coefficient · total / global count, times world_size because DeepSpeed averages gradients over ranks."""
+    loss: Tensor | None = None
+    for name, term in terms.items():
+        weight = coefficients.get(name, 0.0)
+        if weight == 0.0 or counts[name] == 0.0:
+            continue
+        part = term.total * (weight * world_size / counts[name])
+        loss = part if loss is None else loss + part
+    return loss
+
+
+def _placeholder() -> Batch:
+    """One row that trains nothing, for a rank that has run out of samples."""
+    return Batch(
+        tokens=torch.zeros(1, 2, dtype=torch.long),
+        attention_mask=torch.ones(1, 2, dtype=torch.bool),
+        action_mask=torch.zeros(1, 2, dtype=torch.bool),
+        index=torch.full((1,), -1),
+    )
+
+
+def _first_bad(batch: Batch, rows: list[int]) -> int:
+    """Number of the first sample of a micro-batch with a non-finite input; the micro-batch's first if none has."""
+    fields = (batch.advantages, batch.returns, batch.old_logprobs, batch.ref_logprobs, batch.values)
+    for row in rows:
+        if any(f is not None and not bool(torch.isfinite(f[row]).all()) for f in fields):
+            return int(batch.index[row])
+    return int(batch.index[rows[0]])

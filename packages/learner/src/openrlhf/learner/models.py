@@ -1,0 +1,220 @@
+"""Loading Hugging Face models for a role, whole or partitioned (ZeRO-3)."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from openrlhf.learner.modules import LearnerModule, disable_dropout, num_experts
+from openrlhf.learner.spec import LearnerSpec, Role
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def load_module(spec: LearnerSpec, ds_config: dict[str, Any], device: torch.device) -> LearnerModule:
+    """The model of `spec` in its training form. With ZeRO-3 the parameters come up partitioned (collective)."""
+    from transformers import AutoConfig
+
+    check_attention(spec.ds.attn_implementation)
+    config = AutoConfig.from_pretrained(spec.model_path)
+    _check_model(spec, config)
+    with _zero3_loading(spec, ds_config):
+        if spec.role.is_language_model:
+            model, head, head_name = _pretrained(_language_model_class(config), spec, config), None, ""
+        else:
+            head_name = getattr(config, "value_head_prefix", None) or spec.ds.value_head_prefix
+            weights = head_weights(spec.model_path, head_name)
+            _check_head(spec, head_name, weights)
+            model = _pretrained(_backbone_class(), spec, config)
+            head = build_head(config.get_text_config().hidden_size, weights, spec).to(DTYPES[spec.ds.param_dtype])
+    module = LearnerModule(
+        model, head, head_name=head_name, temperature=spec.temperature, aux_loss=spec.aux_loss_coef > 0
+    )
+    _prepare(module, spec)
+    return module if spec.zero3 or spec.offload else module.to(device)
+
+
+def check_attention(implementation: str) -> None:
+    """ValueError when the attention kernels are not installed."""
+    if implementation != "flash_attention_2":
+        return
+    from transformers.utils.import_utils import is_flash_attn_2_available
+
+    if not is_flash_attn_2_available():
+        raise ValueError(
+            "--ds.attn_implementation 'flash_attention_2' needs the flash-attn package and a GPU: "
+            "pip install flash-attn --no-build-isolation, or --ds.attn_implementation sdpa"
+        )
+
+
+def _check_model(spec: LearnerSpec, config: Any) -> None:
+    if spec.aux_loss_coef > 0 and not num_experts(config.get_text_config()):
+        raise ValueError(
+            f"--actor.aux_loss_coef {spec.aux_loss_coef!r} needs a mixture of experts, "
+            f"{spec.model_path!r} is a dense {config.model_type}: set it to 0"
+        )
+    if spec.ds.use_liger_kernel and not torch.cuda.is_available():
+        raise ValueError("--ds.use_liger_kernel needs a GPU: leave it out")
+
+
+def _language_model_class(config: Any) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+
+
+def _backbone_class() -> Any:
+    from transformers import AutoModel
+
+    return AutoModel
+
+
+def _pretrained(auto_class: Any, spec: LearnerSpec, config: Any) -> Any:
+    extra: dict[str, Any] = {}
+    if spec.ds.experts_implementation is not None:
+        extra["experts_implementation"] = spec.ds.experts_implementation
+    return auto_class.from_pretrained(
+        spec.model_path,
+        config=config,
+        dtype=DTYPES[spec.ds.param_dtype],
+        attn_implementation=spec.ds.attn_implementation,
+        **extra,
+    )
+
+
+class _Zero3Loading(AbstractContextManager[None]):
+    """While it is open, transformers partitions what it loads."""
+
+    def __init__(self, ds_config: dict[str, Any]) -> None:
+        self._ds_config = ds_config
+        self._registration: Any = None
+
+    def __enter__(self) -> None:
+        from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+        self._registration = HfDeepSpeedConfig(self._ds_config)
+
+    def __exit__(self, *exc: object) -> None:
+        # transformers holds it weakly: dropping it lets the next model load whole.
+        self._registration = None
+
+
+def _zero3_loading(spec: LearnerSpec, ds_config: dict[str, Any]) -> AbstractContextManager[None]:
+    return _Zero3Loading(ds_config) if spec.zero3 else nullcontext()
+
+
+def _prepare(module: LearnerModule, spec: LearnerSpec) -> None:
+    disable_dropout(module)
+    module.model.config.use_cache = False
+    if not spec.trained:
+        module.requires_grad_(False).eval()
+        return
+    module.train()
+    if spec.freeze_visual_encoder:
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_("language_model" in name or "lm_head" in name)
+    if spec.model.gradient_checkpointing_enable:
+        reentrant = spec.model.gradient_checkpointing_reentrant
+        module.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+        if reentrant:
+            module.model.enable_input_require_grads()
+
+
+def build_head(hidden_size: int, weights: dict[str, Tensor], spec: LearnerSpec) -> nn.Linear:
+    """The scalar head, from the checkpoint or fresh (normal, std 1/(hidden+1), the same on every rank)."""
+    head = nn.Linear(hidden_size, 1, bias="bias" in weights)
+    with torch.no_grad():
+        if weights:
+            for name, parameter in head.named_parameters():
+                if parameter.shape != weights[name].shape:
+                    raise ValueError(
+                        f"the scalar head in {spec.model_path!r} has shape {tuple(weights[name].shape)}, "
+                        f"needed {tuple(parameter.shape)}: a reward model must have num_labels 1"
+                    )
+                parameter.copy_(weights[name])
+        else:
+            generator = torch.Generator().manual_seed(spec.batch.seed)
+            head.weight.normal_(0.0, 1.0 / (hidden_size + 1), generator=generator)
+    return head
+
+
+def _check_head(spec: LearnerSpec, head_name: str, weights: dict[str, Tensor]) -> None:
+    """A head under another name must never become a random one."""
+    if weights:
+        return
+    others = scalar_heads(spec.model_path)
+    if spec.role is Role.REWARD or others:
+        found = f"it has {', '.join(map(repr, others))}" if others else "it has no scalar head at all"
+        raise ValueError(
+            f"{spec.role.value} model {spec.model_path!r} has no head {head_name!r}; {found}. "
+            "Name the head with --ds.value_head_prefix, or give a model with a scalar head"
+        )
+    logger.info("critic %r has no head %r in its files: a new one is initialised", spec.model_path, head_name)
+
+
+def head_weights(model_path: str, head_name: str) -> dict[str, Tensor]:
+    """weight (and bias) of the head in the checkpoint; empty when it has none."""
+    found = {}
+    for key, load in _checkpoint_tensors(model_path).items():
+        if key in (f"{head_name}.weight", f"{head_name}.bias"):
+            found[key.rpartition(".")[2]] = load()
+    return found
+
+
+def scalar_heads(model_path: str) -> list[str]:
+    """Names of modules at the top level of the checkpoint whose weight is [1, hidden]."""
+    names = []
+    for key, load in _checkpoint_tensors(model_path).items():
+        if key.count(".") == 1 and key.endswith(".weight"):
+            shape = load().shape
+            if len(shape) == 2 and shape[0] == 1:
+                names.append(key.partition(".")[0])
+    return names
+
+
+def _checkpoint_tensors(model_path: str) -> dict[str, Any]:
+    """Tensor name -> function that reads it, over all safetensors files of a model."""
+    from safetensors import safe_open
+
+    def reader(file: str, key: str) -> Any:
+        def load() -> Tensor:
+            with safe_open(file, framework="pt") as handle:
+                return handle.get_tensor(key)
+
+        return load
+
+    tensors: dict[str, Any] = {}
+    for file in _safetensors_files(model_path):
+        with safe_open(file, framework="pt") as handle:
+            tensors.update({key: reader(file, key) for key in handle.keys()})  # noqa: SIM118 (not a mapping)
+    return tensors
+
+
+def _safetensors_files(model_path: str) -> list[str]:
+    from transformers.utils.hub import cached_file
+
+    def find(name: str) -> str | None:
+        return cached_file(model_path, name, _raise_exceptions_for_missing_entries=False)
+
+    index = find("model.safetensors.index.json")
+    if index is not None:
+        names = sorted(set(json.loads(Path(index).read_text())["weight_map"].values()))
+        return [path for name in names if (path := find(name)) is not None]
+    single = find("model.safetensors")
+    if single is None:
+        raise ValueError(f"{model_path!r} has no model.safetensors: convert it with save_pretrained first")
+    return [single]
+
+
+def reward_statistics(module: LearnerModule) -> tuple[float, float] | None:
+    """(mean, std) of the rewards, if the model's configuration carries them."""
+    mean, std = getattr(module.model.config, "mean", None), getattr(module.model.config, "std", None)
+    return (float(mean), float(std)) if mean is not None and std is not None else None

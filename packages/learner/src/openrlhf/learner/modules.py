@@ -1,0 +1,153 @@
+"""`LearnerModule`: a Hugging Face model and the head of its role, called the one right way.
+
+It is the module DeepSpeed wraps, so a call goes through DeepSpeed's hooks. The language-model head is only applied at
+the positions asked for, in chunks, by calling the head module itself (ZeRO-3 gathers its weight for exactly that call).
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from openrlhf.core.logprobs import logprobs_from_logits, token_logprobs
+from openrlhf.learner.packing import ModelInputs
+
+
+class Readings(NamedTuple):
+    """What a forward pass reads, all [N] float32 (a tuple, so that DeepSpeed's backward hooks find the tensors).
+
+    primary: log-probs of the targets (policy, reference) or values (critic, reward).
+    entropy: only for language models and on request. aux_loss: scalar, only with a balance loss.
+    """
+
+    primary: Tensor
+    entropy: Tensor | None
+    aux_loss: Tensor | None
+
+
+class LearnerModule(nn.Module):
+    """A model with its head: a language model (`head` None) or a backbone with a scalar head."""
+
+    def __init__(
+        self, model: Any, head: nn.Linear | None, *, head_name: str, temperature: float, aux_loss: bool
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.head = head
+        self.head_name = head_name
+        self.temperature = temperature
+        self.aux_loss = aux_loss
+        self.chunked_head = False
+
+    def forward(self, inputs: ModelInputs, *, with_entropy: bool = False) -> Readings:
+        """Readings at `inputs.select`."""
+        if self.head is None and not self.chunked_head:
+            return self._from_logits(inputs, with_entropy)
+        outputs = self._call(self.model if self.head is not None else self.model.base_model, inputs)
+        hidden = outputs.last_hidden_state.flatten(0, 1)[inputs.select]
+        aux = self._balance_loss(outputs, inputs)
+        if self.head is not None:
+            return Readings(self.head(hidden).squeeze(-1).float(), None, aux)
+        output_head = self.model.get_output_embeddings()
+        logprobs, entropy = output_head(hidden, inputs.targets, self.temperature, with_entropy)
+        return Readings(logprobs, entropy, aux)
+
+    def hf_name(self, name: str) -> str:
+        """A parameter's name here -> its name in a Hugging Face checkpoint."""
+        owner, _, rest = name.partition(".")
+        if owner == "head":
+            return f"{self.head_name}.{rest}"
+        return f"{self.model.base_model_prefix}.{rest}" if self.head is not None else rest
+
+    @torch.no_grad()
+    def choose_head_path(self, device: torch.device) -> None:
+        """Use the chunked head if it gives this model's own logits; else keep to full logits.
+
+        Models that scale or cap their logits (Gemma, Granite, Cohere, ...) are recognised by the difference, not by
+        name. Collective under ZeRO-3.
+        """
+        if self.head is not None:
+            return
+        output_head = self.model.get_output_embeddings()
+        probe = torch.arange(1, 5, device=device)[None]
+        inputs = {"input_ids": probe, "position_ids": torch.arange(4, device=device)[None], "use_cache": False}
+        expected = self.model(**inputs).logits
+        hidden = self.model.base_model(**inputs).last_hidden_state
+        if not isinstance(output_head, nn.Linear):
+            return
+        if torch.allclose(output_head(hidden).float(), expected.float(), rtol=1e-3, atol=1e-4):
+            output_head.forward = types.MethodType(_chunked_head, output_head)
+            self.chunked_head = True
+
+    def _call(self, model: Any, inputs: ModelInputs) -> Any:
+        """The only place where a model is called for training or scoring.
+
+        attention_mask stays None: padding is on the right, where a causal model never looks, and in a packed row a
+        mask would switch off the separation of the samples. So would a cache.
+        """
+        extra = {"output_router_logits": True} if self.aux_loss else {}
+        outputs = model(
+            input_ids=inputs.input_ids,
+            position_ids=inputs.position_ids,
+            attention_mask=None,
+            use_cache=False,
+            **extra,
+        )
+        assert getattr(outputs, "past_key_values", None) is None, "a key-value cache would let packed samples mix"
+        return outputs
+
+    def _from_logits(self, inputs: ModelInputs, with_entropy: bool) -> Readings:
+        outputs = self._call(self.model, inputs)
+        logits = outputs.logits.flatten(0, 1)[inputs.select]
+        logprobs = logprobs_from_logits(logits, inputs.targets, self.temperature)
+        entropy = _entropy(logits, self.temperature) if with_entropy else None
+        return Readings(logprobs, entropy, self._balance_loss(outputs, inputs))
+
+    def _balance_loss(self, outputs: Any, inputs: ModelInputs) -> Tensor | None:
+        if not self.aux_loss:
+            return None
+        from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+        config = self.model.config.get_text_config()
+        loss = load_balancing_loss_func(
+            outputs.router_logits, num_experts(config), config.num_experts_per_tok, inputs.token_mask
+        )
+        assert isinstance(loss, Tensor), "a mixture of experts returns its router logits"
+        return loss
+
+
+def num_experts(config: Any) -> int:
+    """Experts per layer of a mixture-of-experts configuration, 0 for a dense model."""
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if getattr(config, name, None):
+            return int(getattr(config, name))
+    return 0
+
+
+def _chunked_head(
+    self: nn.Linear, hidden: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Forward of a language-model head: log-probs [N] (and entropy [N]) instead of logits."""
+    return token_logprobs(
+        hidden, self.weight, targets, temperature=temperature, bias=self.bias, with_entropy=with_entropy
+    )
+
+
+def _entropy(logits: Tensor, temperature: float) -> Tensor:
+    """Entropy [N] of softmax(logits / temperature), fp32; zero-probability tokens contribute 0."""
+    logp = torch.log_softmax(logits.float() / temperature, dim=-1)
+    p = logp.exp()
+    return -torch.where(p > 0, p * logp, 0.0).sum(-1)
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Make training mode deterministic: the ratio to the old policy must be 1 before the first update."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout", "resid_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)

@@ -1,0 +1,163 @@
+"""Objectives: which losses, of which outputs, with which coefficients.
+
+An objective knows nothing of micro-batches, ranks or optimisers. The learner sums `counts` over everything that belongs
+to the optimiser step first, and divides every total by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from openrlhf.core.batch import Batch
+from openrlhf.core.config import AdvantageConfig, KLEstimator, PolicyLossConfig
+from openrlhf.core.losses.aggregate import effective_agg_mode, loss_count
+from openrlhf.core.losses.output import LossOutput
+from openrlhf.core.losses.policy import entropy_loss, kl_loss, policy_loss
+from openrlhf.core.losses.value import value_loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOutputs:
+    """What the model says about one micro-batch; [B, T] float32 with gradient, 0 where not action_mask.
+
+    logprobs, entropy: of a language model. values: of a critic or reward model.
+    aux_loss: scalar mean over this micro-batch's tokens; tokens: how many.
+    """
+
+    logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+    values: Tensor | None = None
+    aux_loss: Tensor | None = None
+    tokens: float = 0.0
+
+
+class Objective(Protocol):
+    """What `Learner.update` minimises: Σ coefficient · total / count over its terms.
+
+    coefficients: term -> weight. A term without an entry, or with 0, is measured but not trained.
+    with_entropy: whether the model has to compute the entropy.
+    """
+
+    @property
+    def coefficients(self) -> Mapping[str, float]: ...
+
+    @property
+    def with_entropy(self) -> bool: ...
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        """Denominator of every term from masks alone; all terms are named, also for a batch of size 0."""
+        ...
+
+    def __call__(self, outputs: ModelOutputs, batch: Batch) -> dict[str, LossOutput]:
+        """Every term of one micro-batch."""
+        ...
+
+
+def _tokens(batch: Batch) -> float:
+    return float(batch.action_mask.sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyObjective:
+    """policy_loss + kl_coef · kl_loss + aux_coef · aux_loss − entropy_coef · entropy.
+
+    kl_coef: weight of the KL loss; None leaves the term out (no `ref_logprobs` needed).
+    agg_constant: the constant of loss_agg_mode seq-mean-token-sum-norm.
+    detach_old: take the present log-probs as the old ones (`old_logprobs` not needed); right when the batch is the only
+    optimiser step of its rollout.
+    """
+
+    config: PolicyLossConfig
+    correction: AdvantageConfig | None = None
+    kl_coef: float | None = None
+    kl_estimator: KLEstimator = "k2"
+    agg_constant: float = 1.0
+    detach_old: bool = False
+
+    @property
+    def coefficients(self) -> Mapping[str, float]:
+        return {
+            "policy_loss": 1.0,
+            "kl_loss": self.kl_coef or 0.0,
+            "entropy_loss": -(self.config.entropy_coef or 0.0),
+            "aux_loss": self.config.aux_loss_coef,
+        }
+
+    @property
+    def with_entropy(self) -> bool:
+        return self.config.entropy_coef is not None
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        mode = effective_agg_mode(self.config)
+        counts = {"policy_loss": loss_count(batch.action_mask, mode, self.agg_constant)}
+        if self.kl_coef is not None:
+            counts["kl_loss"] = _tokens(batch)
+        if self.with_entropy:
+            counts["entropy_loss"] = _tokens(batch)
+        if self.config.aux_loss_coef > 0:
+            counts["aux_loss"] = float(batch.attention_mask.sum())
+        return counts
+
+    def __call__(self, outputs: ModelOutputs, batch: Batch) -> dict[str, LossOutput]:
+        assert outputs.logprobs is not None, "a policy objective needs a language model"
+        assert batch.advantages is not None, "a policy objective needs advantages"
+        old = outputs.logprobs.detach() if self.detach_old else batch.old_logprobs
+        assert old is not None, "a policy objective needs old_logprobs"
+        terms = {
+            "policy_loss": policy_loss(
+                logprobs=outputs.logprobs,
+                old_logprobs=old,
+                advantages=batch.advantages,
+                action_mask=batch.action_mask,
+                rollout_logprobs=batch.rollout_logprobs,
+                config=self.config,
+                correction=self.correction,
+                agg_constant=self.agg_constant,
+            )
+        }
+        if self.kl_coef is not None:
+            assert batch.ref_logprobs is not None, "a KL loss needs ref_logprobs"
+            terms["kl_loss"] = kl_loss(
+                logprobs=outputs.logprobs,
+                ref_logprobs=batch.ref_logprobs,
+                action_mask=batch.action_mask,
+                estimator=self.kl_estimator,
+            )
+        if outputs.entropy is not None:
+            terms["entropy_loss"] = entropy_loss(entropy=outputs.entropy, action_mask=batch.action_mask)
+        if outputs.aux_loss is not None:
+            terms["aux_loss"] = LossOutput(total=outputs.aux_loss * outputs.tokens, count=outputs.tokens)
+        return terms
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueObjective:
+    """The clipped value loss of a critic."""
+
+    value_clip: float | None = 0.5
+    with_entropy: bool = False
+
+    @property
+    def coefficients(self) -> Mapping[str, float]:
+        return {"critic_loss": 1.0}
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {"critic_loss": _tokens(batch)}
+
+    def __call__(self, outputs: ModelOutputs, batch: Batch) -> dict[str, LossOutput]:
+        assert outputs.values is not None, "a value objective needs a critic"
+        assert batch.values is not None, "a value objective needs the values of the rollout"
+        assert batch.returns is not None, "a value objective needs returns"
+        return {
+            "critic_loss": value_loss(
+                values=outputs.values,
+                old_values=batch.values,
+                returns=batch.returns,
+                action_mask=batch.action_mask,
+                value_clip=self.value_clip,
+            )
+        }

@@ -1,0 +1,71 @@
+"""The process of a learner rank: environment, torch.distributed, random seeds.
+
+The caller sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. `init_distributed` must run before anything
+imports deepspeed: DeepSpeed picks its accelerator, and Muon its compiler, when they are imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+
+
+def training_device() -> torch.device:
+    """The device of this rank: its GPU, or the CPU where there is none."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def prepare_environment(env: dict[str, str] | os._Environ[str], device_type: str) -> None:
+    """What DeepSpeed reads from the environment, for this kind of device. Values already set are kept."""
+    env.setdefault("LOCAL_RANK", "0")
+    env.setdefault("LOCAL_WORLD_SIZE", "1")
+    env.setdefault("LOCAL_SIZE", env["LOCAL_WORLD_SIZE"])
+    if device_type == "cpu":
+        env.setdefault("DS_ACCELERATOR", "cpu")
+        # Importing Muon compiles its kernels with a C++ compiler: 35 s per shape on a CPU, for nothing.
+        env.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+
+def init_distributed(backend: str | None = None) -> None:
+    """Join the process group of this role; does nothing when this process already has.
+
+    backend: gloo or nccl; None takes nccl on GPUs and gloo on a CPU.
+    """
+    device = training_device()
+    prepare_environment(os.environ, device.type)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    import deepspeed
+    import deepspeed.ops
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # DeepSpeed 0.19.8 builds this op with a C++ compiler (minutes) whenever it starts on a CPU; only its inference
+    # all-reduce uses it. Can go when TorchBackend builds it on first use.
+    ops: dict[str, bool] = deepspeed.ops.__compatible_ops__  # pyright: ignore[reportAttributeAccessIssue]
+    ops["deepspeed_shm_comm"] = False
+    if not dist.is_initialized():
+        deepspeed.init_distributed(
+            dist_backend=backend or ("nccl" if device.type == "cuda" else "gloo"),
+            timeout=COLLECTIVE_TIMEOUT,
+            auto_mpi_discovery=False,
+            verbose=False,
+        )
+
+
+def seed_everything(seed: int, *, full_determinism: bool) -> None:
+    """Seed python and torch; with full determinism also ask torch for deterministic kernels."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if full_determinism:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False

@@ -1,0 +1,81 @@
+"""`LearnerSpec`: everything one learner rank has to know about its model and its optimiser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from openrlhf.learner.config import DsConfig, ModelConfig, OptimConfig, TrainBatchConfig
+
+
+class Role(StrEnum):
+    """What a model is for. Policy and reference have a language-model head, the others a scalar one."""
+
+    POLICY = "policy"
+    CRITIC = "critic"
+    REFERENCE = "reference"
+    REWARD = "reward"
+
+    @property
+    def is_language_model(self) -> bool:
+        return self in (Role.POLICY, Role.REFERENCE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerSpec:
+    """One model of one role, with every option resolved (`ds.param_dtype` and `ds.attn_implementation` are not auto).
+
+    optim: None freezes the model (inference only).
+    temperature: log-probs and entropy are those of logits / temperature.
+    max_optimizer_steps: horizon of the learning-rate schedule.
+    score_micro_batch_size, score_max_tokens: samples, or with dynamic batching tokens, per forward pass of `score`.
+    aux_loss_coef: coefficient of the mixture-of-experts balance loss; 0 does not compute it.
+    freeze_visual_encoder: train only parameters whose name has `language_model` or `lm_head` in it.
+    offload: keep a frozen model in host memory between calls.
+
+    Example: LearnerSpec(role=Role.POLICY, model_path="m", ds=DsConfig(param_dtype="fp32", attn_implementation="sdpa"),
+    optim=OptimConfig())
+    """
+
+    role: Role
+    model_path: str
+    ds: DsConfig
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig | None = None
+    batch: TrainBatchConfig = field(default_factory=TrainBatchConfig)
+    temperature: float = 1.0
+    max_optimizer_steps: int = 1
+    score_micro_batch_size: int = 1
+    score_max_tokens: int | None = None
+    aux_loss_coef: float = 0.0
+    freeze_visual_encoder: bool = False
+    offload: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("param_dtype", self.ds.param_dtype), ("attn_implementation", self.ds.attn_implementation)):
+            if value == "auto":
+                raise ValueError(f"LearnerSpec needs a resolved --ds.{name}, got 'auto'")
+        if self.temperature <= 0:
+            raise ValueError(f"--rollout.temperature must be > 0 to train, got {self.temperature!r}")
+        if self.ds.zero_stage not in (0, 1, 2, 3):
+            raise ValueError(f"--ds.zero_stage must be 0, 1, 2 or 3, got {self.ds.zero_stage!r}")
+        if self.ds.load_in_4bit or self.ds.lora.rank > 0:
+            raise ValueError("--ds.load_in_4bit and --ds.lora.rank are not supported: leave them out")
+        if self.ds.ring_attn_size > 1:
+            raise ValueError(f"--ds.ring_attn_size {self.ds.ring_attn_size!r} is not supported: leave it at 1")
+        if self.optim is not None and self.max_optimizer_steps < 1:
+            raise ValueError(f"max_optimizer_steps must be at least 1, got {self.max_optimizer_steps!r}")
+
+    @property
+    def trained(self) -> bool:
+        return self.optim is not None
+
+    @property
+    def packed(self) -> bool:
+        """Dynamic batching implies packing."""
+        return self.ds.packing_samples or self.batch.dynamic_batch_enable
+
+    @property
+    def zero3(self) -> bool:
+        """Whether parameters are partitioned. A frozen model needs DeepSpeed for nothing else."""
+        return self.ds.zero_stage == 3

@@ -1,0 +1,76 @@
+"""The weight stream: full parameters by their Hugging Face names, gathered in buckets under ZeRO-3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from openrlhf.learner.modules import LearnerModule
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightInfo:
+    """One tensor of the stream: its name in a Hugging Face checkpoint, full shape and dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _parameters(module: LearnerModule, skip_frozen: bool) -> list[tuple[str, nn.Parameter]]:
+    """Tied weights once, under the name of their first owner (the input embedding)."""
+    named = [(module.hf_name(name), p) for name, p in module.named_parameters()]
+    return [(name, p) for name, p in named if p.requires_grad or not skip_frozen]
+
+
+def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
+    """Shape of the whole parameter, also while it is partitioned."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def gathered(parameters: list[nn.Parameter]) -> AbstractContextManager[object]:
+    """Within it the parameters are whole on every rank (collective under ZeRO-3, else nothing)."""
+    partitioned = [p for p in parameters if hasattr(p, "ds_id")]
+    if not partitioned:
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(partitioned)
+
+
+def metadata(module: LearnerModule, *, skip_frozen: bool) -> list[WeightInfo]:
+    """What the stream will send, in order."""
+    return [WeightInfo(name=name, shape=full_shape(p), dtype=p.dtype) for name, p in _parameters(module, skip_frozen)]
+
+
+def buckets(module: LearnerModule, bucket_bytes: int, *, skip_frozen: bool) -> Iterator[list[tuple[str, Tensor]]]:
+    """Yield lists of (name, full tensor) on rank 0 and empty lists elsewhere; collective under ZeRO-3.
+
+    The tensors are the live parameters: they are valid until the next bucket is asked for, and must not be changed.
+    bucket_bytes: a bucket closes when the next parameter would exceed it; a larger parameter is a bucket of its own.
+    """
+    if bucket_bytes < 1:
+        raise ValueError(f"--vllm.sync_bucket_mb must be positive, got {bucket_bytes!r} bytes")
+    sender = not dist.is_initialized() or dist.get_rank() == 0
+    for group in _split(_parameters(module, skip_frozen), bucket_bytes):
+        with torch.no_grad(), gathered([p for _, p in group]):
+            yield [(name, p.data) for name, p in group] if sender else []
+
+
+def _split(parameters: list[tuple[str, nn.Parameter]], limit: int) -> Iterator[list[tuple[str, nn.Parameter]]]:
+    group: list[tuple[str, nn.Parameter]] = []
+    size = 0
+    for name, parameter in parameters:
+        need = torch.Size(full_shape(parameter)).numel() * parameter.element_size()
+        if group and size + need > limit:
+            yield group
+            group, size = [], 0
+        group.append((name, parameter))
+        size += need
+    if group:
+        yield group
