@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from openrlhf.agents.engine import EngineError, Generation, SamplingParams
@@ -129,7 +129,7 @@ class VllmEngine:
             raise ValueError(f"score needs at least 2 tokens, got {list(token_ids)!r}")
         params = VllmSamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
         request_id = f"score-{next(self._numbers)}"
-        output = await self._run({"type": "token", "prompt_token_ids": list(token_ids)}, params, request_id)
+        output = await self._run({"type": "token", "prompt_token_ids": list(token_ids)}, lambda: params, request_id)
         rows = output.prompt_logprobs[1:]
         values = [row[token].logprob for row, token in zip(rows, token_ids[1:], strict=True)]
         check_logprobs(request_id, self.name, token_ids[1:], values)
@@ -149,7 +149,7 @@ class VllmEngine:
         if self.spec.enable_prefix_caching:
             # Cached prefixes of older weights must never match, also while paused requests still hold their blocks.
             prompt["cache_salt"] = f"v{self.version}"
-        output = await self._run(prompt, to_vllm_sampling(request.sampling), request.request_id)
+        output = await self._run(prompt, lambda: to_vllm_sampling(request.sampling), request.request_id)
         completion = output.outputs[0]
         tokens = list(completion.token_ids)
         logprobs = list(completion.logprobs.logprobs) if tokens else []
@@ -162,8 +162,9 @@ class VllmEngine:
             prompt_token_ids=list(output.prompt_token_ids) if request.images else None,
         )
 
-    async def _run(self, prompt: Any, params: Any, request_id: str) -> Any:
+    async def _run(self, prompt: Any, params: Callable[[], Any], request_id: str) -> Any:
         """One vLLM request with FINAL_ONLY output, its errors sorted by whose fault they are."""
+        from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         if self._unfit:
@@ -173,13 +174,13 @@ class VllmEngine:
         self._live.add(unique)
         last = None
         try:
-            async for output in llm.generate(prompt, params, unique):
+            async for output in llm.generate(prompt, params(), unique):
                 last = output
         except (EngineDeadError, EngineGenerateError) as error:
             raise EngineDownError(
                 f"{self.name} died during request {request_id}: {error.__cause__ or error!r}"
             ) from error
-        except (ValueError, TypeError) as error:
+        except (VLLMClientError, ValueError, TypeError) as error:
             raise RequestRejectedError(f"{self.name} rejected request {request_id}: {error}") from error
         finally:
             self._live.discard(unique)
@@ -199,7 +200,7 @@ class VllmEngine:
         """Take part in one whole push (gloo, nccl); the trainer must be sending it at the same time.
 
         Afterwards every sampled token carries `version`. The prefix cache is emptied. The engine must be idle or
-        paused. When the push fails the engine refuses to serve until a later one succeeds, and EngineDownError is raised.
+        paused. Raises EngineDownError when the push fails; then the engine refuses to serve until one succeeds.
         """
         await self.start_weight_update()
         if self.spec.sync_backend == "gloo":
@@ -291,6 +292,9 @@ class VllmEngine:
         """End the engine core and its workers; safe to call twice."""
         llm, self._llm = self._llm, None
         if llm is not None:
+            if llm.output_handler is not None:  # else it reports the end of the core as a crash
+                llm.output_handler.cancel()
+                await asyncio.wait([llm.output_handler], timeout=CONTROL_TIMEOUT_S)
             await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
 
     def _running(self) -> AsyncLLM:

@@ -98,11 +98,15 @@ class EngineSpec:
 
         CPU: one OpenMP thread (more of them spin against each other on small models), no core binding (engines would
         all bind to the same cores), a small fixed KV cache (else a large part of the machine's memory).
-        VLLM_ENABLE_V1_MULTIPROCESSING=0 saves a worker process when there is one worker.
+        VLLM_ENABLE_V1_MULTIPROCESSING=0 saves a worker process when there is one worker. Eager engines on CPU switch
+        torch.compile off altogether: vLLM compiles its sampler helpers even then, 20 s at the first request.
+        vLLM's warnings are about settings chosen here on purpose; its errors are raised as exceptions too.
         """
-        env = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+        env = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
         if self.device == "cpu":
             env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+            if self.enforce_eager:
+                env["TORCHDYNAMO_DISABLE"] = "1"
         if self.tensor_parallel_size == 1:
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         return env

@@ -8,6 +8,7 @@ never runs a step on a half-loaded model.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -26,6 +27,8 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from openrlhf.rollout.weights.group import GroupAddress, WeightGroup
 from openrlhf.rollout.weights.wire import Bucket, BucketPlan, torch_dtype, unpack
+
+RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 
 
 @dataclass(kw_only=True)
@@ -58,6 +61,8 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Join a group, leaving an older one. Raises RuntimeError when the others don't come in time."""
         self.shutdown()
+        # One warning per push and layer that holds no weights of its own (rotary embedding, tied head).
+        logging.getLogger(RELOAD_LOGGER).setLevel(logging.ERROR)
         address = GroupAddress(
             master_address=init_info.master_address,
             master_port=init_info.master_port,
@@ -128,13 +133,16 @@ def _stream(group: WeightGroup, plan: BucketPlan) -> Iterator[tuple[str, Tensor]
         flat = torch.empty(bucket.numel, dtype=torch_dtype(bucket.dtype))
         return group.broadcast(flat), flat
 
-    coming = receive(plan.buckets[0])
-    for number, bucket in enumerate(plan.buckets):
-        work, flat = coming
-        work.wait()
-        if number + 1 < len(plan.buckets):
-            coming = receive(plan.buckets[number + 1])
-        yield from unpack(bucket, flat)
+    coming = [receive(plan.buckets[0])]
+    try:
+        for number, bucket in enumerate(plan.buckets):
+            work, flat = coming.pop()
+            work.wait()
+            if number + 1 < len(plan.buckets):
+                coming.append(receive(plan.buckets[number + 1]))
+            yield from unpack(bucket, flat)
+    finally:
+        coming.clear()  # an unfinished receive would keep the connection open after a failure
 
 
 def _repack_tied_lm_head(model: torch.nn.Module) -> None:

@@ -85,15 +85,18 @@ class WeightSender:
                 flying.popleft()[0].wait()
             flying.append((group.broadcast(flat), flat))
 
-        launch(header(plan, version))
-        packer = Packer(plan)
-        for chunk in stream:
-            for name, tensor in chunk:
-                for flat in packer.add(name, tensor):
-                    launch(flat)
-        packer.finish()
-        while flying:
-            flying.popleft()[0].wait()
+        try:
+            launch(header(plan, version))
+            packer = Packer(plan)
+            for chunk in stream:
+                for name, tensor in chunk:
+                    for flat in packer.add(name, tensor):
+                        launch(flat)
+            packer.finish()
+            while flying:
+                flying.popleft()[0].wait()
+        finally:
+            flying.clear()  # unfinished sends would keep the connections open after a failure
 
     def close(self) -> None:
         """Leave the group; engines that wait for a message get an error at once."""
