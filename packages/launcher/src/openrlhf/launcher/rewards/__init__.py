@@ -1,0 +1,1 @@
+"""Reward sources that need the launcher's libraries."""
