@@ -5,6 +5,7 @@ A local path always wins over a hub name, also one that holds a comma or an `@`.
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,14 +79,29 @@ def open_file(path: Path) -> Rows:
     if suffix not in _BUILDERS:
         known = ", ".join(sorted(_BUILDERS))
         raise ValueError(f"{path}: unknown extension {path.suffix!r}; datasets are read from {known}")
+    if _BUILDERS[suffix] == "csv" and path.suffix.lower() not in _COMPRESSED:
+        return _open_csv(path, separator="\t" if suffix == ".tsv" else ",")
     from datasets import load_dataset
 
-    options: dict[str, Any] = {}
-    if _BUILDERS[suffix] == "csv":
-        # Every cell stays text, so that a label such as 007 keeps its spelling.
-        options = {"dtype": str, "keep_default_na": False, "sep": "\t" if suffix == ".tsv" else ","}
-    table = load_dataset(_BUILDERS[suffix], data_files=[_glob_safe(path)], split="train", **options)
-    return Table(_undecoded(table), str(path), empty_is_null=bool(options))
+    table = load_dataset(_BUILDERS[suffix], data_files=[_glob_safe(path)], split="train")
+    return Table(_undecoded(table), str(path))
+
+
+def _open_csv(path: Path, *, separator: str) -> Rows:
+    """Every cell stays text, so that a label such as 007 keeps its spelling; an empty cell is null."""
+    from datasets import Features, Value, load_dataset
+
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        header = next(csv.reader(file, delimiter=separator), [])
+    table = load_dataset(
+        "csv",
+        data_files=[_glob_safe(path)],
+        split="train",
+        sep=separator,
+        keep_default_na=False,
+        features=Features({column: Value("string") for column in header}),
+    )
+    return Table(table, str(path), empty_is_null=True)
 
 
 def _open_folder(folder: Path, split: str, flag: str) -> Rows:
