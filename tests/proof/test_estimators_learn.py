@@ -1,0 +1,48 @@
+"""Every advantage estimator, with either policy loss, learns the quickstart's task within 40 rollout steps."""
+
+import json
+import socket
+import statistics
+
+import pytest
+import torch.multiprocessing
+from warm_start import WarmStart, make_warm_start
+
+from support.proof_ranks import Case, run_cases
+
+ESTIMATORS = ("gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+CASES = [
+    Case(estimator=estimator, loss=loss, seed=seed)
+    for estimator in ESTIMATORS
+    for loss in ("ppo", "gspo")
+    for seed in (1, 2, 3)
+]
+
+pytestmark = [pytest.mark.proof, pytest.mark.ranks, pytest.mark.timeout(3600)]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory) -> dict[str, dict]:
+    """All cases in one pair of spawned ranks: name -> outcome."""
+    folder = tmp_path_factory.mktemp("estimators")
+    make_warm_start(folder / "warm_start", WarmStart())
+    results = folder / "results.jsonl"
+    arguments = (2, free_port(), str(folder / "warm_start"), CASES, results)
+    torch.multiprocessing.start_processes(run_cases, args=arguments, nprocs=2, start_method="spawn")
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    return {f"{row['estimator']}-{row['loss']}-{row['seed']}": row for row in rows}
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+def test_estimator_learns(outcomes, name: str) -> None:
+    outcome = outcomes[name]
+    print(f"{name}: {outcome['before']:.3f} -> {outcome['after']:.3f}")
+    assert 0.35 <= outcome["before"] <= 0.5
+    assert outcome["after"] >= 0.75
+    assert statistics.mean(outcome["rewards"][-10:]) >= 0.75
