@@ -22,12 +22,12 @@ class Machine:
 
 
 def detect_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Machine:
-    """Count the GPUs of this machine that the process may use: NVIDIA's and AMD's device files and the visible sets."""
+    """Count the GPUs here that the process may use; how many nodes a run gets is not known before Ray is asked."""
     for devices, variable in ((_nvidia(root), "CUDA_VISIBLE_DEVICES"), (_amd(root), "HIP_VISIBLE_DEVICES")):
         if devices:
             visible = environ.get(variable)
-            return Machine(gpus=devices if visible is None else min(devices, _count(visible)))
-    return Machine(gpus=0)
+            return Machine(gpus=devices if visible is None else min(devices, _count(visible)), nodes=None)
+    return Machine(gpus=0, nodes=None)
 
 
 def _nvidia(root: Path) -> int:

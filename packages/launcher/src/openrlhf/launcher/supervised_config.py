@@ -257,4 +257,4 @@ class LoraCombinerConfig:
     """Folder of the merged model."""
     is_rm: bool = False
     """The base model is a reward model."""
-    ds: DsConfig = field(default_factory=DsConfig)
+    ds: DsConfig = field(default_factory=lambda: DsConfig(param_dtype="bf16"))

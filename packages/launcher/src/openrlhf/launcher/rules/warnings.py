@@ -29,7 +29,7 @@ def kl_pairing(c: P, m: Machine) -> Warnings:
     if kl.use_loss and kl.estimator == "k1":
         yield "--algo.kl.use_loss with --algo.kl.estimator k1: the gradient of k1 is no KL; use k2 or k3"
     if not kl.use_loss and kl.estimator != "k1":
-        yield f"--algo.kl.estimator {kl.estimator} without --algo.kl.use_loss: as a penalty on rewards k1 is the right one"
+        yield f"--algo.kl.estimator {kl.estimator} without --algo.kl.use_loss: k1 is right for a penalty on rewards"
 
 
 def truncated_sampling(c: P, m: Machine) -> Warnings:

@@ -1,0 +1,111 @@
+"""Every promised flag parses to its type and resolves on 8 GPUs to its default: one row per flag, none skipped."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from typing import Any
+
+import pytest
+
+from openrlhf.launcher.commands import COMMANDS
+from openrlhf.launcher.flags import values_of
+from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.parsing import parse
+from openrlhf.launcher.resolve import resolve, resolve_serve_rm, resolve_supervised
+from support.launcher_flags import COMMANDS as NAMES
+from support.launcher_flags import Row, all_rows, rows
+
+COUNTS = {"train_ppo_ray": 164, "train_sft": 77, "train_rm": 79, "train_dpo": 82, "serve_rm": 14, "lora_combiner": 5}
+SAMPLES: dict[str, tuple[list[str], Any]] = {
+    "int": (["3"], 3),
+    "float": (["0.25"], 0.25),
+    "float x2": (["0.25", "0.75"], (0.25, 0.75)),
+    "str x*": (["q_proj", "v_proj"], ("q_proj", "v_proj")),
+    "flag": ([], True),
+    "flag(false)": ([], False),
+}
+REQUIRED = {"lora_combiner": ["--model_path", "a", "--lora_path", "b", "--output_path", "c"]}
+NOW = datetime.datetime(2031, 1, 31, 9, 30)
+PREFIXES = {"train_ppo_ray": "ppo_", "train_sft": "sft_", "train_rm": "rm_", "train_dpo": "exp_"}
+
+
+def resolved_defaults(name: str) -> dict[str, Any]:
+    config, machine = parse(COMMANDS[name], REQUIRED.get(name, [])).config, Machine(gpus=8)
+    if name == "train_ppo_ray":
+        config, _ = resolve(config, machine, now=NOW)
+    elif name in PREFIXES:
+        config, _ = resolve_supervised(config, machine, prefix=PREFIXES[name], now=NOW)
+    elif name == "serve_rm":
+        config, _ = resolve_serve_rm(config, machine)
+    return values_of(config)
+
+
+DEFAULTS = {name: resolved_defaults(name) for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_table_is_complete(name: str) -> None:
+    assert len(rows(name)) == COUNTS[name] == len({row.name for row in rows(name)})
+
+
+@pytest.mark.parametrize("row", all_rows(), ids=str)
+def test_flag(row: Row) -> None:
+    command = COMMANDS[row.command]
+    flag = command.flags[row.name]
+    text = flag.shape.choices[-1] if flag.shape.choices else "a text"
+    words, expected = SAMPLES.get(row.kind, ([text], text))
+    parsed = parse(command, [*REQUIRED.get(row.command, []), f"--{row.name}", *words]).config
+    value = values_of(parsed)[flag.path]
+    assert (value, type(value)) == (expected, type(expected))
+    assert set(row.choices) <= set(flag.shape.choices)
+    assert flag.help
+    default = DEFAULTS[row.command][flag.path]
+    if row.name == "logger.wandb.run_name":
+        assert re.fullmatch(row.default.replace("<mmddTHH:MM>", "0131T09:30"), default)
+    elif row.name == "ds.lora.target_modules":
+        assert default == (row.default,)  # the only one whose default has another shape than its values
+    elif flag.required:
+        assert row.default is None
+    else:
+        assert default == row.default
+        assert isinstance(default, type(row.default)) or isinstance(row.default, int)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_flag_outside_the_table_is_a_known_addition(name: str) -> None:
+    additions = set(COMMANDS[name].flags) - {row.name for row in rows(name)}
+    assert additions == ADDITIONS[name]
+
+
+SUPERVISED = {"train.max_skipped_steps"}
+ADDITIONS = {
+    "train_ppo_ray": {
+        "actor.loss_agg_mode",
+        "agent.max_concurrency",
+        "agent.max_turns",
+        "agent.num_workers",
+        "agent.timeout",
+        "critic.gradient_checkpointing_enable",
+        "critic.gradient_checkpointing_reentrant",
+        "data.overlong_prompts",
+        "reward.api_key",
+        "reward.timeout",
+        "rollout.max_failed_fraction",
+        "rollout.min_p",
+        "rollout.top_k",
+        "train.max_skipped_steps",
+        "train.max_staleness",
+        "train.max_steps",
+        "train.partial_rollout_recompute_kv",
+        "vllm.dtype",
+        "vllm.engine_args",
+        "vllm.sync_bucket_mb",
+        "vllm.sync_tolerance",
+    },
+    "train_sft": SUPERVISED,
+    "train_rm": SUPERVISED,
+    "train_dpo": SUPERVISED,
+    "serve_rm": {"api_key", "insecure"},
+    "lora_combiner": set(),
+}

@@ -1,0 +1,139 @@
+"""What `auto`, implied and GPU-only options become."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.machine import Machine, detect_machine
+from openrlhf.launcher.parsing import parse_train_ppo
+from openrlhf.launcher.resolve import resolve
+
+CPU, GPUS = Machine(gpus=0), Machine(gpus=8)
+
+
+def resolved(machine: Machine, *argv: str) -> tuple[TrainPPOConfig, list[str]]:
+    return resolve(parse_train_ppo(argv), machine)
+
+
+def test_defaults_on_a_cpu() -> None:
+    config, notes = resolved(CPU)
+    assert notes == []
+    assert config.actor.num_gpus_per_node == config.ref.num_gpus_per_node == 1
+    assert (config.ds.param_dtype, config.ds.attn_implementation) == ("fp32", "sdpa")
+    assert (config.vllm.sync_backend, config.vllm.dtype, config.vllm.sync_tolerance) == ("gloo", "float32", 1e-3)
+
+
+def test_defaults_on_gpus() -> None:
+    config, notes = resolved(GPUS)
+    assert notes == []
+    assert config.actor.num_gpus_per_node == 8
+    assert (config.ds.param_dtype, config.ds.attn_implementation) == ("bf16", "flash_attention_2")
+    assert (config.vllm.sync_backend, config.vllm.dtype, config.vllm.sync_tolerance) == ("nccl", "bfloat16", 0.05)
+    assert resolved(Machine(gpus=4))[0].actor.num_gpus_per_node == 4
+
+
+@pytest.mark.parametrize(
+    ("argv", "note"),
+    [
+        (["--vllm.sync_backend", "nccl"], "--vllm.sync_backend nccl becomes gloo"),
+        (["--vllm.sync_backend", "ipc"], "--vllm.sync_backend ipc becomes gloo"),
+        (["--ds.attn_implementation", "flash_attention_3"], "flash_attention_3 becomes sdpa"),
+        (["--ds.enable_sleep"], "--ds.enable_sleep is off"),
+        (["--vllm.enable_sleep"], "--vllm.enable_sleep is off"),
+        (["--vllm.enforce_eager"], "--vllm.enforce_eager changes nothing"),
+        (["--vllm.gpu_memory_utilization", "0.5"], "VLLM_CPU_KVCACHE_SPACE"),
+        (["--ds.adam_offload"], "--ds.adam_offload is off"),
+        (["--ref.offload"], "--ref.offload is off"),
+        (["--reward.offload"], "--reward.offload is off"),
+    ],
+)
+def test_gpu_options_on_a_cpu_get_one_line_each(argv: list[str], note: str) -> None:
+    (line,) = resolved(CPU, *argv)[1]
+    assert note in line
+    assert resolved(GPUS, *argv)[1] == []
+
+
+def test_values_that_fit_a_cpu_are_kept() -> None:
+    config, notes = resolved(CPU, "--ds.param_dtype", "bf16", "--ds.attn_implementation", "eager")
+    assert (config.ds.param_dtype, config.ds.attn_implementation, notes) == ("bf16", "eager", [])
+
+
+@pytest.mark.parametrize(
+    ("argv", "backend"),
+    [
+        ([], "nccl"),
+        (["--train.colocate_all"], "ipc"),
+        (["--train.colocate_all", "--vllm.sync_backend", "nccl"], "ipc"),
+        (["--train.colocate_all", "--train.async_enable"], "nccl"),
+        (["--vllm.sync_backend", "ipc"], "ipc"),
+    ],
+)
+def test_weight_transfer_on_gpus(argv: list[str], backend: str) -> None:
+    assert resolved(GPUS, *argv)[0].vllm.sync_backend == backend
+
+
+def test_dynamic_batches_imply_packing() -> None:
+    config, notes = resolved(GPUS, "--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "4096")
+    assert config.ds.packing_samples
+    assert config.rollout.max_tokens_per_gpu == 4096
+    assert notes[0] == "--train.dynamic_batch_enable switches --ds.packing_samples on"
+
+
+def test_where_a_critic_starts() -> None:
+    actor = ["--actor.model_name_or_path", "A"]
+    config, (note,) = resolved(GPUS, *actor, "--reward.remote_url", "f.py")
+    assert config.critic.model_name_or_path == "A"
+    assert "the critic starts from --actor.model_name_or_path" in note
+    config, notes = resolved(GPUS, *actor, "--reward.model_name_or_path", "R,S")
+    assert (config.critic.model_name_or_path, notes) == ("R", [])
+    config, _ = resolved(GPUS, *actor, "--critic.model_name_or_path", "C")
+    assert config.critic.model_name_or_path == "C"
+    config, _ = resolved(GPUS, *actor, "--algo.advantage.estimator", "rloo")
+    assert config.critic.model_name_or_path is None
+
+
+def test_checkpointing_of_the_actor_holds_for_the_critic() -> None:
+    config, _ = resolved(GPUS, "--actor.gradient_checkpointing_enable", "--actor.gradient_checkpointing_reentrant")
+    assert config.critic.gradient_checkpointing_enable
+    assert config.critic.gradient_checkpointing_reentrant
+    assert not resolved(GPUS, "--critic.gradient_checkpointing_enable")[0].actor.gradient_checkpointing_enable
+
+
+def test_gspo_implies_the_mean_per_sequence() -> None:
+    config, (note,) = resolved(GPUS, "--actor.policy_loss_type", "gspo")
+    assert config.actor.loss_agg_mode == "seq-mean-token-mean"
+    assert "--actor.loss_agg_mode seq-mean-token-mean" in note
+
+
+def test_staleness_is_the_queue_size() -> None:
+    assert resolved(GPUS, "--train.async_enable", "--train.async_queue_size", "3")[0].train.max_staleness == 3
+    assert resolved(GPUS)[0].train.max_staleness is None
+
+
+def test_run_name() -> None:
+    now = datetime.datetime(2031, 1, 31, 9, 30)
+    assert resolve(TrainPPOConfig(), CPU, now=now)[0].logger.wandb.run_name == "ppo_0131T09:30"
+    assert resolved(CPU, "--logger.wandb.run_name", "mine")[0].logger.wandb.run_name == "mine"
+
+
+def test_machine(tmp_path: Path) -> None:
+    assert detect_machine({}, tmp_path) == Machine(gpus=0, nodes=None)
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    assert detect_machine({}, tmp_path).gpus == 3
+    assert detect_machine({"CUDA_VISIBLE_DEVICES": "0,1"}, tmp_path).gpus == 2
+    assert detect_machine({"CUDA_VISIBLE_DEVICES": ""}, tmp_path).gpus == 0
+    assert detect_machine({"CUDA_VISIBLE_DEVICES": "1,-1,0"}, tmp_path).gpus == 1
+
+
+def test_machine_amd(tmp_path: Path) -> None:
+    (tmp_path / "dev/dri").mkdir(parents=True)
+    for name in ("kfd", "dri/renderD128", "dri/renderD129", "dri/card0"):
+        (tmp_path / "dev" / name).touch()
+    assert detect_machine({}, tmp_path).gpus == 2
+    assert detect_machine({"HIP_VISIBLE_DEVICES": "1"}, tmp_path).gpus == 1
