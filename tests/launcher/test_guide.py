@@ -86,15 +86,16 @@ VISION = r"""
 FRAGMENTS = {
     "server": "--reward.remote_url http://localhost:5000/get_reward",
     "openai agent": "--train.agent_func_path examples/python/agent_func_openai_server_executor.py",
-    "muon": r"--actor.optim muon --actor.muon.lr 0.02 --actor.muon.momentum 0.95 --actor.adam.lr 5e-7 --critic.optim adam"
-    " --critic.adam.lr 9e-6",
+    "muon": "--actor.optim muon --actor.muon.lr 0.02 --actor.muon.momentum 0.95 --actor.adam.lr 5e-7"
+    " --critic.optim adam --critic.adam.lr 9e-6",
     "async": "--train.async_enable --train.partial_rollout_enable",
     "clip": "--actor.eps_clip 0.2 --actor.eps_clip_low_high 0.2 0.27 --actor.dual_clip 3 --actor.policy_loss_type gspo",
     "reward shaping": "--reward.normalize_enable --reward.clip_range -10 10 --reward.overlong_buffer_len 1024"
     " --reward.overlong_penalty_factor 1.0 --reward.stop_properly_penalty_coef -0.5",
     "correction": "--algo.advantage.is_correction_enable --algo.advantage.is_correction_type seq-mask-tis"
     " --algo.advantage.is_correction_threshold 0.5 5.0",
-    "kl": "--algo.kl.init_coef 0.01 --algo.kl.target 6 --algo.kl.horizon 10000 --algo.kl.estimator k3 --algo.kl.use_loss",
+    "kl": "--algo.kl.init_coef 0.01 --algo.kl.target 6 --algo.kl.horizon 10000 --algo.kl.estimator k3"
+    " --algo.kl.use_loss",
     "logging": "--logger.wandb.key token --logger.wandb.project p --logger.wandb.group g --logger.wandb.run_name r"
     " --logger.tensorboard_dir logs --logger.logging_steps 5 --eval.steps 10 --eval.dataset d --train.num_episodes 2",
 }

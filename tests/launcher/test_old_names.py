@@ -232,8 +232,11 @@ def test_every_old_name(command: Command, old: str, new: tuple[str, ...]) -> Non
 
 def test_the_whole_command_is_rewritten_and_parses() -> None:
     words, _ = split_words(
-        ["--pretrain", "my model", "--remote_rm_url", "f.py", "--adam_betas", "0.9", "0.99", "--train.seed", "3"]
-        + ["--ptx_coef", "0.1", "--input_template", "Q: {}\nA: ", "--reward_clip_range", "-1", "1", "--use_kl_loss"]
+        shlex.split(
+            "--pretrain 'my model' --remote_rm_url f.py --adam_betas 0.9 0.99 --train.seed 3 --ptx_coef 0.1"
+            " --input_template 'Q: {}
+A: ' --reward_clip_range -1 1 --use_kl_loss"
+        )
     )
     argv = shlex.split(rewritten(TRAIN_PPO_RAY, words).replace("\\\n", " "))
     assert argv[:3] == ["python3", "-m", "openrlhf.cli.train_ppo_ray"]

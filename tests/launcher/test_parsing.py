@@ -148,7 +148,7 @@ def test_answers_within_a_second_of_cpu_time_and_without_torch(argv: list[str], 
     check += "heavy = {'torch', 'ray', 'vllm', 'transformers', 'deepspeed', 'datasets'} & set(sys.modules);"
     check += "sys.exit(99 if heavy else s)"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", check, *argv], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", check, *argv], capture_output=True, text=True, timeout=60, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert (done.returncode, text in done.stdout + done.stderr) == (status, True), done.stderr
     assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 1.0

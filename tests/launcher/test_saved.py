@@ -27,16 +27,12 @@ def test_defaults_survive_the_file(name: str, tmp_path: Path) -> None:
 def test_a_resolved_configuration_resolves_to_itself(gpus: int, tmp_path: Path) -> None:
     path, machine = tmp_path / "config.toml", Machine(gpus=gpus)
     asked = parse_train_ppo(
-        ["--actor.model_name_or_path", 'a "b"\n\\', "--data.input_template", "Q\t{}\n", "--ds.lora.target_modules"]
-        + [
-            "--actor.eps_clip_low_high",
-            "0.1",
-            "0.3",
-            "--train.dynamic_batch_enable",
-            "--actor.policy_loss_type",
-            "gspo",
+        [
+            *("--actor.model_name_or_path", 'a "b"\n\\', "--data.input_template", "Q\t{}\n"),
+            *("--actor.eps_clip_low_high", "0.1", "0.3", "--train.dynamic_batch_enable"),
+            *("--actor.policy_loss_type", "gspo", "--ds.lora.target_modules", "--train.async_enable"),
+            *("--vllm.sync_backend", "nccl", "--ckpt.max_mem", "12.5", "--eval.dataset", "None"),
         ]
-        + ["--train.async_enable", "--vllm.sync_backend", "nccl", "--ckpt.max_mem", "12.5", "--eval.dataset", "None"]
     )
     resolved, _ = resolve(asked, machine)
     path.write_text(config_toml(TRAIN_PPO_RAY, resolved), encoding="utf-8")
