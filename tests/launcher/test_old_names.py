@@ -234,8 +234,7 @@ def test_the_whole_command_is_rewritten_and_parses() -> None:
     words, _ = split_words(
         shlex.split(
             "--pretrain 'my model' --remote_rm_url f.py --adam_betas 0.9 0.99 --train.seed 3 --ptx_coef 0.1"
-            " --input_template 'Q: {}
-A: ' --reward_clip_range -1 1 --use_kl_loss"
+            " --input_template 'Q: {}\\nA: ' --reward_clip_range -1 1 --use_kl_loss"
         )
     )
     argv = shlex.split(rewritten(TRAIN_PPO_RAY, words).replace("\\\n", " "))
@@ -244,7 +243,7 @@ A: ' --reward_clip_range -1 1 --use_kl_loss"
     assert config.actor.model_name_or_path == "my model"
     assert config.critic.adam.betas == config.actor.adam.betas == (0.9, 0.99)
     assert (config.train.seed, config.reward.clip_range) == (3, (-1.0, 1.0))
-    assert config.data.input_template == "Q: {}\nA: "
+    assert config.data.input_template == "Q: {}\\nA: "
     assert config.algo.kl.use_loss
 
 

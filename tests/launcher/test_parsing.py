@@ -21,18 +21,11 @@ def problems(*argv: str) -> list[str]:
 
 def test_values_keep_their_types() -> None:
     config = parse_train_ppo(
-        [
-            "--actor.eps_clip_low_high",
-            "0.2",
-            "0.27",
-            "--actor.adam.betas",
-            "0.9",
-            "0.99",
-            "--critic.freezing_steps",
-            "-1",
-        ]
-        + ["--reward.clip_range", "-5", "5", "--ds.packing_samples", "--actor.entropy_coef", "None"]
-        + ["--rollout.max_new_tokens=64", "--ckpt.max_mem", "inf"]
+        shlex.split(
+            "--actor.eps_clip_low_high 0.2 0.27 --actor.adam.betas 0.9 0.99 --critic.freezing_steps -1"
+            " --reward.clip_range -5 5 --ds.packing_samples --actor.entropy_coef None"
+            " --rollout.max_new_tokens=64 --ckpt.max_mem inf"
+        )
     )
     assert config.actor.eps_clip_low_high == (0.2, 0.27)
     assert config.actor.adam.betas == (0.9, 0.99)
