@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shlex
 import subprocess
 import sys
 from pathlib import Path
