@@ -33,8 +33,8 @@ CONTROL_TIMEOUT_S = 120.0
 """Longest wait for a control call (pause, cache reset, version, group set-up); they take milliseconds."""
 PUSH_TIMEOUT_S = 1800.0
 """Longest wait for a whole weight push. Each message in it has the group's own, much shorter, time-out."""
-HEALTH_TIMEOUT_S = 15.0
-"""Longest wait for a sign of life of the engine core, which answers between two model steps."""
+HEALTH_TIMEOUT_S = 60.0
+"""Longest wait for a sign of life of the engine core, which answers between two model steps (seconds on CPU)."""
 SHUTDOWN_TIMEOUT_S = 10.0
 
 T = TypeVar("T")

@@ -1,0 +1,246 @@
+"""Rollout batches out of prompt groups: filtering, refilling, failed samples. Pure asyncio, no tensors, no engines.
+
+A group is all samples of one prompt, rolled out by the caller's `run_group`. `GroupRunner.next_batch` keeps prompts
+running until a batch of accepted groups is full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+
+class SampleLike(Protocol):
+    """What filtering needs of a sample. score falls back to reward where it is None; 0.0 is a score."""
+
+    @property
+    def reward(self) -> float | None: ...
+    @property
+    def score(self) -> float | None: ...
+    @property
+    def failed(self) -> bool: ...
+    @property
+    def failure(self) -> str: ...
+
+
+class GroupLike(Protocol):
+    """All samples of one prompt."""
+
+    @property
+    def samples(self) -> Sequence[SampleLike]: ...
+
+
+P = TypeVar("P")
+G = TypeVar("G", bound=GroupLike)
+
+
+class RolloutFailedError(RuntimeError):
+    """Too many samples of a rollout batch failed (--rollout.max_failed_fraction)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRules:
+    """Which groups make a batch.
+
+    batch_size: accepted groups per batch (--rollout.batch_size).
+    in_flight: prompts running at a time (--rollout.vllm_generate_batch_size); None: only as many as the batch still
+        lacks, so that nothing is left over. More than batch_size oversamples.
+    by_arrival: fill a batch with the groups that finish first (async) instead of those that come first in the prompt
+        order (sync, reproducible).
+    score_range: exclusive bounds for a group's mean score (--algo.dynamic_filtering_range); None: no filter.
+    min_survivors: a group with fewer samples that did not fail is dropped: 2 for group estimators, else 1.
+    max_failed_fraction: of a batch's samples (--rollout.max_failed_fraction); above it the run ends.
+    """
+
+    batch_size: int
+    in_flight: int | None = None
+    by_arrival: bool = False
+    score_range: tuple[float, float] | None = None
+    min_survivors: int = 1
+    max_failed_fraction: float = 0.1
+
+
+@dataclass(kw_only=True)
+class GroupStats:
+    """What happened to the groups that finished for one batch."""
+
+    accepted: int = 0
+    rejected: int = 0
+    dropped: int = 0
+    samples: int = 0
+    failed_samples: int = 0
+    first_failure: str = ""
+    mean_scores: list[float] = field(default_factory=list)
+
+    @property
+    def pass_rate(self) -> float:
+        """Share of the filtered groups that passed; 1.0 when none was filtered."""
+        seen = self.accepted + self.rejected
+        return self.accepted / seen if seen else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutBatch(Generic[G]):
+    """Accepted groups in prompt order. exhausted: the prompts ran out before the batch was full."""
+
+    groups: list[G]
+    stats: GroupStats
+    exhausted: bool
+
+
+def group_score(group: GroupLike) -> float | None:
+    """Mean score of the samples that did not fail; None when there is none or they carry no score."""
+    values = [s.score if s.score is not None else s.reward for s in group.samples if not s.failed]
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else None
+
+
+def survivors(group: GroupLike) -> int:
+    """Samples that did not fail."""
+    return sum(not s.failed for s in group.samples)
+
+
+class GroupRunner(Generic[P, G]):
+    """Draws prompts, runs their groups, and hands out batches.
+
+    Groups that finish beyond what a batch needs wait in `buffer` (finished) or keep running for the next batch;
+    nothing sampled is thrown away. With the defaults a batch does not depend on the order in which groups finish.
+    """
+
+    def __init__(
+        self,
+        prompts: Iterable[P],
+        run_group: Callable[[P], Awaitable[G]],
+        rules: GroupRules,
+        *,
+        buffer: Iterable[G] = (),
+    ) -> None:
+        """buffer: accepted groups of an earlier run that no batch has used yet."""
+        self.rules = rules
+        self._prompts: Iterator[P] = iter(prompts)
+        self._run_group = run_group
+        self._dry = False
+        self._drawn = 0
+        # Finished, accepted groups by draw number; earlier runs' groups come before everything drawn here.
+        earlier = list(buffer)
+        self._accepted: dict[int, G] = {number - len(earlier): group for number, group in enumerate(earlier)}
+        self._running: dict[asyncio.Task[G], int] = {}
+
+    @property
+    def buffer(self) -> list[G]:
+        """Accepted groups that no batch has used yet, in prompt order: part of a checkpoint."""
+        return [self._accepted[n] for n in sorted(self._accepted)]
+
+    @property
+    def running(self) -> int:
+        """Groups under way."""
+        return len(self._running)
+
+    async def next_batch(self) -> RolloutBatch[G]:
+        """The next full batch, or what is left when the prompts run out (exhausted, perhaps with no group at all).
+
+        Raises RolloutFailedError with the first failure's text when too many samples failed, and whatever
+        `run_group` raises.
+        """
+        stats = GroupStats()
+        try:
+            while True:
+                self._draw()
+                if self._full() or not self._running:
+                    break
+                done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=self._running.__getitem__):
+                    self._settle(task, stats)
+        except BaseException:
+            await self.stop()
+            raise
+        self._check_failures(stats, final=True)
+        numbers = sorted(self._accepted)[: self.rules.batch_size]
+        if self.rules.by_arrival:
+            numbers = sorted(list(self._accepted)[: self.rules.batch_size])
+        groups = [self._accepted.pop(n) for n in numbers]
+        return RolloutBatch(groups=groups, stats=stats, exhausted=self._dry and len(groups) < self.rules.batch_size)
+
+    async def stop(self) -> None:
+        """Cancel the groups under way."""
+        tasks = list(self._running)
+        self._running.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _draw(self) -> None:
+        """Start prompts until the wanted number is running."""
+        missing = max(self.rules.batch_size - len(self._accepted), 0)
+        wanted = missing if self.rules.in_flight is None else self.rules.in_flight
+        while not self._dry and len(self._running) < wanted:
+            try:
+                prompt = next(self._prompts)
+            except StopIteration:
+                self._dry = True
+                return
+            self._running[asyncio.ensure_future(self._run_group(prompt))] = self._drawn
+            self._drawn += 1
+
+    def _full(self) -> bool:
+        """Whether the batch is decided. In prompt order, an earlier group that still runs may yet belong to it."""
+        size = self.rules.batch_size
+        if len(self._accepted) < size:
+            return False
+        if self.rules.by_arrival or not self._running:
+            return True
+        return sorted(self._accepted)[size - 1] < min(self._running.values())
+
+    def _settle(self, task: asyncio.Task[G], stats: GroupStats) -> None:
+        number = self._running.pop(task)
+        group = task.result()
+        stats.samples += len(group.samples)
+        for sample in group.samples:
+            if sample.failed:
+                stats.failed_samples += 1
+                stats.first_failure = stats.first_failure or sample.failure
+        score = group_score(group)
+        if score is not None:
+            stats.mean_scores.append(score)
+        if survivors(group) < self.rules.min_survivors:
+            stats.dropped += 1
+        elif self._passes(score):
+            stats.accepted += 1
+            self._accepted[number] = group
+        else:
+            stats.rejected += 1
+        self._check_failures(stats, group_size=len(group.samples))
+
+    def _passes(self, score: float | None) -> bool:
+        if self.rules.score_range is None:
+            return True
+        low, high = self.rules.score_range
+        return score is not None and low < score < high
+
+    def _check_failures(self, stats: GroupStats, *, group_size: int = 0, final: bool = False) -> None:
+        """Before the end of a batch the fraction is taken of at least a whole batch, afterwards of what there was."""
+        base = stats.samples if final else max(stats.samples, self.rules.batch_size * group_size)
+        if stats.failed_samples > self.rules.max_failed_fraction * base:
+            raise RolloutFailedError(
+                f"{stats.failed_samples} of {stats.samples} samples failed, more than --rollout.max_failed_fraction "
+                f"{self.rules.max_failed_fraction:g} of a rollout batch allows; the first one:\n{stats.first_failure}"
+            )
+
+
+def score_histogram(mean_scores: Sequence[float], bins: int = 10) -> str:
+    """Group mean scores as one line per value range, for the warning that a filter let nothing through.
+
+    Example: `0 .. 0.5: 3`.
+    """
+    if not mean_scores:
+        return "no group has a score"
+    low, high = min(mean_scores), max(mean_scores)
+    if low == high:
+        return f"{low:g}: {len(mean_scores)}"
+    width = (high - low) / bins
+    counts = [0] * bins
+    for score in mean_scores:
+        counts[min(int((score - low) / width), bins - 1)] += 1
+    return "\n".join(f"{low + i * width:.3g} .. {low + (i + 1) * width:.3g}: {n}" for i, n in enumerate(counts) if n)

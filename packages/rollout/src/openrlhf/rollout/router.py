@@ -1,0 +1,221 @@
+"""Spreads generation requests over engines and moves them when one fails. Pure asyncio: engines are `EngineClient`s.
+
+A `Router` is the `Engine` that agents see. Requests of one prompt group stay on one engine, where they share the
+cached prompt; a new group goes to the engine with the fewest outstanding tokens. Which engine serves a request never
+changes its result: every sample carries its own seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from openrlhf.agents.engine import EngineError, Generation, SamplingParams
+from openrlhf.rollout.requests import EngineDownError, GenerateRequest
+
+logger = logging.getLogger(__name__)
+
+MAX_MOVES = 3
+"""How often one request may move. A request that takes down three engines is taken to be the cause."""
+REMEMBERED_GROUPS = 65536
+UNKNOWN_LENGTH_TOKENS = 1024
+"""Assumed answer length, for balancing only, of a request without max_tokens."""
+
+
+class EngineClient(Protocol):
+    """One engine as the router reaches it."""
+
+    name: str
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Raises EngineDownError when the engine is at fault, another EngineError when the request is."""
+        ...
+
+    async def health(self) -> Any:
+        """Any answer is a sign of life. Raises EngineDownError when the engine is gone."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterTimeouts:
+    """Seconds. An engine with requests is probed every `probe_interval`; no answer in `probe`: it is silent.
+
+    no_engine: how long requests wait for an engine to come back when none is left (an engine restart).
+    """
+
+    probe_interval: float = 30.0
+    probe: float = 60.0
+    no_engine: float = 600.0
+
+
+@dataclass(eq=False)
+class _Slot:
+    """An engine's state. `lost` is completed with the reason once the engine is given up."""
+
+    client: EngineClient
+    lost: asyncio.Future[str]
+    tokens: int = 0
+    requests: int = 0
+
+    @property
+    def up(self) -> bool:
+        return not self.lost.done()
+
+
+class Router:
+    """The agents' `Engine` over several engines. All calls must come from one event loop."""
+
+    def __init__(
+        self, clients: Sequence[EngineClient], *, timeouts: RouterTimeouts | None = None, first: int = 0
+    ) -> None:
+        """first: which engine the first group goes to; routers of different workers start at different ones."""
+        self._timeouts = timeouts or RouterTimeouts()
+        self._first = first
+        self._clients = list(clients)
+        self._slots: dict[str, _Slot] | None = None
+        self._groups: OrderedDict[str, str] = OrderedDict()
+        self._numbers = itertools.count()
+        self._changed = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
+
+    def set_clients(self, clients: Sequence[EngineClient]) -> None:
+        """Use these engines from now on, all of them taken to be fit. Requests under way on others go on there."""
+        self._clients = list(clients)
+        self._slots = None
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def admit(self, name: str) -> None:
+        """Let an engine that was marked down serve again: it was restarted and holds the current weights."""
+        slot = self._table()[name]
+        if not slot.up:
+            logger.info("%s serves again", name)
+            self._table()[name] = _Slot(slot.client, asyncio.get_running_loop().create_future())
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def down(self) -> dict[str, str]:
+        """Engines that are marked down, with the reason."""
+        return {name: slot.lost.result() for name, slot in self._table().items() if not slot.up}
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        images: Sequence[Any] | None = None,
+        *,
+        group_id: str = "",
+    ) -> Generation:
+        """One sample from whichever engine can give it.
+
+        Raises RequestRejectedError when an engine refuses the request, EngineError when no engine can serve it.
+        """
+        request = GenerateRequest(
+            request_id=f"{group_id or 'request'}-{next(self._numbers)}",
+            token_ids=token_ids,
+            sampling=sampling,
+            images=images,
+            group_id=group_id,
+        )
+        weight = len(token_ids) + (sampling.max_tokens or UNKNOWN_LENGTH_TOKENS)
+        failures: list[str] = []
+        while len(failures) < MAX_MOVES:
+            slot = await self._choose(request, failures)
+            try:
+                return await self._call(slot, request, weight)
+            except EngineDownError as error:
+                failures.append(str(error))
+                self._mark_down(slot, str(error))
+                logger.warning("request %s moves away from %s", request.request_id, slot.client.name)
+        raise EngineError(f"request {request.request_id} failed on {len(failures)} engines: {'; '.join(failures)}")
+
+    async def close(self) -> None:
+        """End the watch over the engines."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+            self._watch = None
+
+    def _table(self) -> dict[str, _Slot]:
+        if self._slots is None:
+            loop = asyncio.get_running_loop()
+            self._slots = {c.name: _Slot(c, loop.create_future()) for c in self._clients}
+        return self._slots
+
+    async def _choose(self, request: GenerateRequest, failures: list[str]) -> _Slot:
+        """The group's engine while it is up, else the one with the fewest outstanding tokens."""
+        deadline = asyncio.get_running_loop().time() + self._timeouts.no_engine
+        while True:
+            slots = list(self._table().values())
+            home = self._groups.get(request.group_id) if request.group_id else None
+            up = [s for s in slots if s.up]
+            if up:
+                shift = self._first % len(slots)
+                order = slots[shift:] + slots[:shift]
+                slot = next((s for s in up if s.client.name == home), None) or min(
+                    (s for s in order if s.up), key=lambda s: s.tokens
+                )
+                self._remember(request.group_id, slot.client.name)
+                return slot
+            reasons = "; ".join([*failures, *(f"{n}: {r}" for n, r in self.down().items())])
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+            except TimeoutError:
+                raise EngineError(
+                    f"no engine can serve request {request.request_id}; waited {self._timeouts.no_engine:g} s for one "
+                    f"to come back ({reasons})"
+                ) from None
+
+    def _remember(self, group_id: str, name: str) -> None:
+        if group_id:
+            self._groups[group_id] = name
+            self._groups.move_to_end(group_id)
+            if len(self._groups) > REMEMBERED_GROUPS:
+                self._groups.popitem(last=False)
+
+    async def _call(self, slot: _Slot, request: GenerateRequest, weight: int) -> Generation:
+        """Wait for the answer or for the engine to be given up, whichever comes first."""
+        slot.tokens += weight
+        slot.requests += 1
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._watch_engines())
+        call = asyncio.ensure_future(slot.client.generate(request))
+        try:
+            await asyncio.wait((call, slot.lost), return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                raise EngineDownError(f"{slot.client.name} was given up: {slot.lost.result()}")
+            return call.result()
+        finally:
+            call.cancel()
+            slot.tokens -= weight
+            slot.requests -= 1
+
+    def _mark_down(self, slot: _Slot, reason: str) -> None:
+        if slot.up:
+            slot.lost.set_result(reason)
+            logger.warning(
+                "%s is marked down with %d requests under way, which move: %s", slot.client.name, slot.requests, reason
+            )
+
+    async def _watch_engines(self) -> None:
+        """Probe engines that owe answers; ends when none does."""
+        while True:
+            await asyncio.sleep(self._timeouts.probe_interval)
+            busy = [s for s in self._table().values() if s.up and s.requests]
+            await asyncio.gather(*(self._probe(slot) for slot in busy))
+            if not any(s.requests for s in self._table().values()):
+                return
+
+    async def _probe(self, slot: _Slot) -> None:
+        try:
+            await asyncio.wait_for(slot.client.health(), self._timeouts.probe)
+        except TimeoutError:
+            self._mark_down(slot, f"{slot.client.name} is silent: no sign of life in {self._timeouts.probe:g} s")
+        except EngineError as error:
+            self._mark_down(slot, str(error))
