@@ -122,8 +122,8 @@ class SampleEngine:
         self.last_activity = time.monotonic()
 
     def _prepare(self, sampling: SamplingParams) -> SamplingParams:
-        cap = self.limits.max_new_tokens
-        tokens = sampling.max_tokens if cap is None else min(cap, sampling.max_tokens or cap)
+        caps = [n for n in (sampling.max_tokens, self.limits.max_new_tokens) if n is not None]
+        tokens = min(caps, default=None)
         if tokens is not None and tokens < 1:
             raise ValueError(f"sampling_params: max_tokens must be at least 1, got {tokens!r}")
         turn = self._started_calls

@@ -198,7 +198,7 @@ class _Episode:
     async def _turn(self, agent: Any, turn: int) -> StepResult:
         budget = self.max_length - len(self.recorder)
         assert budget >= 1
-        tokens = min(budget, self.sampling.max_tokens or budget)
+        tokens = budget if self.sampling.max_tokens is None else min(budget, self.sampling.max_tokens)
         self.generating = True
         generation = await self.engine.generate(
             self.recorder.token_ids.copy(), self.sampling.with_(max_tokens=tokens), self.recorder.images
@@ -284,7 +284,7 @@ class SingleTurnExecutor(AgentExecutorBase):
             warn_truncated(len(ids), allowed)
         if not kept:
             raise ValueError("the prompt has no tokens")
-        tokens = sampling.max_tokens or max_length - len(kept)
+        tokens = max_length - len(kept) if sampling.max_tokens is None else sampling.max_tokens
         generation = await engine.generate(kept, sampling.with_(max_tokens=tokens), images)
         recorder = Recorder(kept, item.images)
         recorder.append_sampled(generation)

@@ -1,0 +1,445 @@
+"""Executors: token bookkeeping, budgets, truncation, failures."""
+
+import asyncio
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from openrlhf.agents.engine import EngineError, Generation, SamplingParams
+from openrlhf.agents.testing import ByteTokenizer, ScriptedEngine, run_episode, run_group
+from openrlhf.agents.types import Failure, StopReason
+from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor, SingleTurnExecutor
+
+EOS = 257
+
+
+def ids(text):
+    return ByteTokenizer().encode(text)
+
+
+def agent(*steps, observation=None, on_step=None):
+    """An agent class that returns these step results, the last one for ever."""
+
+    class Scripted(AgentInstanceBase):
+        def __init__(self):
+            self.turn = 0
+
+        async def reset(self, states, **kwargs):
+            return {"observation": states["observation"] if observation is None else observation}
+
+        async def step(self, states, **kwargs):
+            if on_step is not None:
+                on_step(states)
+            self.turn += 1
+            return steps[min(self.turn, len(steps)) - 1]
+
+    return Scripted
+
+
+def failure(trajectory) -> Failure:
+    assert trajectory.failure is not None
+    return trajectory.failure
+
+
+def more(feedback="", **kwargs):
+    return {"rewards": 0.0, "environment_feedback": feedback, "done": False, **kwargs}
+
+
+def last(reward=1.0, feedback="", **kwargs):
+    return {"rewards": reward, "environment_feedback": feedback, "done": True, **kwargs}
+
+
+# --- one turn -------------------------------------------------------------------------------------------------------
+
+
+def test_single_turn_tokens():  # B025
+    generation = Generation(token_ids=[9, EOS], logprobs=[-0.1, -4.60517], versions=[3, 3], finish_reason="stop")
+    t = run_episode(SingleTurnExecutor(), [generation], "ab", label="x")
+    assert t.token_ids == [97, 98, 9, EOS]
+    assert t.trainable == [0, 0, 1, 1]
+    assert t.logprobs == [0.0, 0.0, -0.1, -4.60517]
+    assert t.versions == [-1, -1, 3, 3]
+    assert (t.prompt_length, t.turns[0].start, t.turns[0].end) == (2, 2, 4)
+    assert (t.stop_reason, t.reward, t.score, t.label) == (StopReason.STOP, None, None, "x")
+
+
+def test_truncated_answer_stays_as_sampled():  # B057
+    t = run_episode(SingleTurnExecutor(), [[7, 8, 9, 10]], "ab", max_new_tokens=3)
+    assert t.token_ids[-3:] == [7, 8, 9]
+    assert t.truncated
+    assert t.stop_reason is StopReason.LENGTH
+    assert t.trainable[-3:] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("max_new", "kept"), [(4, "efgh"), (7, "h"), (None, "bcdefgh")])
+def test_left_truncation(max_new, kept):  # O02
+    engine = ScriptedEngine([[1]])
+    run_episode(SingleTurnExecutor(), engine, "abcdefgh", max_length=8, max_new_tokens=max_new)
+    assert engine.requests[0].token_ids == ids(kept)
+
+
+@pytest.mark.parametrize("max_new", [8, 9, 100])
+def test_no_room_for_the_prompt_is_refused(max_new):  # O02
+    with pytest.raises(ValueError, match=r"--rollout.max_new_tokens .* smaller than --data.max_len 8"):
+        run_episode(SingleTurnExecutor(), ["x"], "abc", max_length=8, max_new_tokens=max_new)
+
+
+def test_overlong_prompt_policy():  # B033
+    t = run_episode(SingleTurnExecutor(), ["x"], "a" * 17, max_length=20, max_new_tokens=4, overlong="error")
+    assert "17 tokens and only 16 fit" in failure(t).message
+
+
+def test_every_sample_is_its_own_request_with_its_own_seed():
+    engine = ScriptedEngine(["x"])
+    group = run_group(SingleTurnExecutor(), engine, n_samples=4)
+    assert [t.sample_index for t in group] == [0, 1, 2, 3]
+    assert len({r.sampling.seed for r in engine.requests}) == 4
+    assert {r.group_id for r in engine.requests} == {"test"}
+
+
+def test_budget_is_always_sent():
+    engine = ScriptedEngine(["x"])
+    run_episode(SingleTurnExecutor(), engine, "abc", max_length=10)
+    assert engine.requests[0].sampling.max_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "message"),
+    [([-0.1, None, -0.2], "logprob 1 of 3"), ([float("nan")] * 3, "logprob 0"), ([-0.1], "3 tokens, 1 log-probs")],
+)
+def test_bad_logprobs_fail_the_sample(logprobs, message):  # B065
+    generation = Generation(token_ids=[1, 2, 3], logprobs=logprobs, versions=[0] * 3, finish_reason="stop")
+    t = run_episode(SingleTurnExecutor(), [generation])
+    assert (failure(t).border, t.reward, t.num_trainable) == ("engine", None, 0)
+    assert message in failure(t).message
+
+
+def test_failed_generation_leaves_its_siblings_alone():  # B064, O04
+    def script(token_ids, sampling, calls=[]):  # noqa: B006
+        calls.append(1)
+        return EngineError("engine 0: down") if len(calls) == 2 else "fine"
+
+    group = run_group(SingleTurnExecutor(), script, n_samples=4)
+    assert [t.failed for t in group] == [False, True, False, False]
+    assert failure(group[1]).border == "engine"
+    assert failure(group[1]).message == "EngineError: engine 0: down"
+
+
+def test_aborted_request_is_not_trained_on():
+    generation = Generation(token_ids=[1], logprobs=[-0.1], versions=[0], finish_reason="abort")
+    t = run_episode(SingleTurnExecutor(), [generation])
+    assert (t.stop_reason, t.failed, t.num_trainable) == (StopReason.ABORTED, True, 0)
+
+
+# --- several turns --------------------------------------------------------------------------------------------------
+
+
+def test_multi_turn_tokens_and_sums():
+    steps = (more("+", rewards=0.25, extra_logs={"a": 1, "b": 2}), last(1.0, extra_logs={"a": 3}))
+    t = run_episode(agent(*steps), ["x", "yz"], "p")
+    assert t.token_ids == [*ids("px"), EOS, *ids("+yz"), EOS]
+    assert t.trainable == [0, 1, 1, 0, 1, 1, 1]
+    assert [(u.start, u.end) for u in t.turns] == [(1, 3), (4, 7)]
+    assert all((lp != 0.0) == bool(m) for lp, m in zip(t.logprobs, t.trainable, strict=True))
+    assert (t.reward, t.score, t.stop_reason) == (1.25, 1.25, StopReason.DONE)
+    assert t.extra_logs == {"a": 3.0, "b": 2.0}
+
+
+def test_sampled_ids_are_never_tokenised_again():  # B074, B081
+    generation = Generation(token_ids=[97, 300, 98], logprobs=[-0.1] * 3, versions=[0] * 3, finish_reason="stop")
+    engine = ScriptedEngine([generation])
+    t = run_episode(agent(more("f"), last()), engine, "p")
+    assert engine.requests[1].token_ids == [*ids("p"), 97, 300, 98, *ids("f")]
+    assert t.token_ids[1:4] == [97, 300, 98]
+
+
+def test_scores_last_given_wins_and_zero_is_a_score():  # B055
+    assert run_episode(agent(more(scores=0.5), last(-1.0, scores=0.0)), ["x"]).score == 0.0
+    assert run_episode(agent(more(scores=0.5), last(2.0)), ["x"]).score == 0.5
+    assert run_episode(agent(more(rewards=1.0), last(2.0)), ["x"]).score == 3.0
+
+
+@pytest.mark.parametrize("reward", [1, 1.0, True, np.float32(1), [1.0], torch.tensor(1), torch.tensor([1.0])])
+def test_reward_types(reward):  # O05
+    t = run_episode(agent(more(rewards=torch.tensor(0)), last(reward, scores=reward)), ["x"])
+    assert (t.reward, t.score) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("feedback", [None, ""])
+def test_empty_feedback(feedback):  # O05
+    t = run_episode(agent(more(feedback), last(feedback=feedback)), ["x"], "p")
+    assert t.token_ids == [*ids("px"), EOS, *ids("x"), EOS]
+
+
+def test_states_of_a_step():
+    seen = []
+    run_episode(agent(more("+f"), last(), on_step=seen.append), ["x", "y"], "p", label={"k": 1}, max_new_tokens=9)
+    assert [s["observation_text"] for s in seen] == ["p", "px<|end|>+f"]
+    assert [s["action_text"] for s in seen] == ["x<|end|>", "y<|end|>"]
+    assert seen[0]["label"] == {"k": 1}
+    assert seen[0]["sampling_params"] == SamplingParams(max_tokens=9)
+
+
+def test_every_instance_keeps_its_own_prompt():  # B078, B061
+    class Random(AgentInstanceBase):
+        count = 0
+
+        async def reset(self, states, **kwargs):
+            Random.count += 1
+            self.k = Random.count
+            await asyncio.sleep(0.001 * (8 - self.k))
+            return {"observation": f"task-{self.k} "}
+
+        async def step(self, states, **kwargs):
+            assert f"task-{self.k} " in states["observation_text"]
+            return last(self.k)
+
+    group = run_group(Random, ["x"], n_samples=7)
+    texts = [ByteTokenizer().decode(t.token_ids[: t.prompt_length]) for t in group]
+    assert texts == [f"task-{t.reward:.0f} " for t in group]
+
+
+def test_step_sampling_params_replace_the_current_ones():
+    engine = ScriptedEngine(["x"])
+    run_episode(agent(more(sampling_params={"temperature": 0.1, "max_tokens": 2}), more(), last()), engine)
+    temperatures = [r.sampling.temperature for r in engine.requests]
+    assert temperatures == [1.0, 0.1, 0.1]
+    assert len({r.sampling.seed for r in engine.requests}) == 3
+
+
+def test_siblings_do_not_share_sampling_params():
+    def script(token_ids, sampling):
+        return "x"
+
+    class Hot(AgentInstanceBase):
+        hot = True
+
+        def __init__(self):
+            self.mine, Hot.hot = Hot.hot, False
+            self.turn = 0
+
+        async def step(self, states, **kwargs):
+            self.turn += 1
+            changed = {"temperature": 0.3} if self.mine else None
+            return {**(last() if self.turn == 2 else more()), "sampling_params": changed}
+
+    engine = ScriptedEngine(script)
+    run_group(Hot, engine, n_samples=2)
+    assert sorted(r.sampling.temperature for r in engine.requests) == [0.3, 1.0, 1.0, 1.0]
+
+
+def test_turn_budgets():  # B069: --rollout.max_new_tokens caps each turn, the context caps the sample
+    def sent(max_length):
+        engine = ScriptedEngine([[1, 2, 3, 4]])
+        run_episode(agent(more("12345"), last()), engine, "12345678", max_length=max_length, max_new_tokens=10)
+        return [r.sampling.max_tokens for r in engine.requests]
+
+    assert sent(32) == [10, 10]
+    assert sent(21) == [10, 4]  # 21 - 17
+    assert sent(18) == [10, 1]
+
+
+@pytest.mark.parametrize("feedback", ["12345", "123456"])
+def test_context_full_of_feedback(feedback):  # B059
+    t = run_episode(agent(more(feedback)), [[1, 2, 3]], "abcd", max_length=12, max_new_tokens=8)
+    assert t.truncated
+    assert t.stop_reason is StopReason.LENGTH
+    assert len(t.token_ids) == 12
+    assert [(u.start, u.end) for u in t.turns] == [(4, 7)]
+    assert t.trainable == [0] * 4 + [1] * 3 + [0] * 5
+
+
+def test_feedback_after_the_last_step_is_kept_within_the_context():
+    t = run_episode(agent(last(1.0, "123456789")), [[1, 2, 3]], "abcd", max_length=12, max_new_tokens=8)
+    assert len(t.token_ids) == 12
+    assert (t.stop_reason, t.truncated, t.reward) == (StopReason.DONE, False, 1.0)
+
+
+def test_feedback_that_does_not_fit_drops_its_images():
+    steps = (more("1", environment_images=["kept"]), more("123456", environment_images=["dropped"]))
+    t = run_episode(agent(*steps), [[1]], "abcd", max_length=12, max_new_tokens=4)
+    assert t.images == ("kept",)
+    assert t.truncated
+
+
+@pytest.mark.parametrize("answer", [[1], []])
+def test_never_done_ends_at_the_turn_limit(answer):  # B068: also with empty generations
+    t = run_episode(agent(more("")), [answer], max_turns=5)
+    assert (t.stop_reason, t.truncated, len(t.turns)) == (StopReason.MAX_TURNS, True, 5)
+
+
+def test_never_done_ends_at_the_context():  # B068
+    t = run_episode(agent(more("")), [[1]], "ab", max_length=10, max_new_tokens=2, max_turns=64)
+    assert (t.stop_reason, len(t.token_ids)) == (StopReason.LENGTH, 10)
+
+
+# --- failures -------------------------------------------------------------------------------------------------------
+
+
+class Fails(AgentInstanceBase):
+    """Raises at the place that its label names."""
+
+    def __init__(self):
+        if Fails.in_init:
+            raise RuntimeError("boom-init")
+
+    in_init = False
+
+    async def reset(self, states, **kwargs):
+        self.where = states["label"]
+        if self.where == "reset":
+            raise ValueError("boom-3")
+        return {"observation": states["observation"]}
+
+    async def step(self, states, **kwargs):
+        if self.where == "step":
+            raise ValueError("boom-3")
+        if self.where == "exit":
+            raise SystemExit(3)
+        if self.where == "after":
+            return {"rewards": "no number", "done": True}
+        return last()
+
+
+@pytest.mark.parametrize(("where", "text"), [("reset", "boom-3"), ("step", "boom-3"), ("exit", "SystemExit: 3")])
+def test_exceptions_are_data(where, text):  # B067
+    t = run_episode(Fails, ["x"], label=where)
+    assert (t.stop_reason, failure(t).border, t.reward, t.score) == (StopReason.FAILED, "agent", None, None)
+    assert text in failure(t).message
+    assert "test_executor.py" in failure(t).traceback
+
+
+def test_exception_in_the_constructor(monkeypatch):  # B067
+    monkeypatch.setattr(Fails, "in_init", True)
+    t = run_episode(Fails, ["x"])
+    assert "boom-init" in failure(t).message
+
+
+def test_contract_violation_names_the_contract():
+    t = run_episode(Fails, ["x"], label="after")
+    assert '"rewards" must be one number' in failure(t).message
+    no_done = run_episode(agent({"rewards": 1.0, "environment_feedback": ""}), ["x"])
+    assert "['done'] missing" in failure(no_done).message
+    no_feedback = run_episode(agent({"rewards": 1.0, "done": False}), ["x"])
+    assert "['environment_feedback'] missing" in failure(no_feedback).message
+    nan = run_episode(agent(last(float("nan"))), ["x"])
+    assert 'non-finite "rewards"' in failure(nan).message
+
+
+def test_failure_is_logged_once_with_its_traceback(caplog):  # B067
+    with caplog.at_level(logging.WARNING):
+        run_group(Fails, ["x"], label="step", n_samples=2)
+    records = [r for r in caplog.records if "boom-3" in r.getMessage()]
+    assert len(records) == 1
+    assert "in step" in records[0].getMessage()
+
+
+def test_step_that_hangs():  # B068
+    class Hangs(AgentInstanceBase):
+        async def step(self, states, **kwargs):
+            await asyncio.sleep(1e6)
+            return last()
+
+    t = run_episode(Hangs, ["x"], "p", timeout=0.05)
+    assert (t.stop_reason, failure(t).border) == (StopReason.TIMEOUT, "timeout")
+    assert failure(t).message == "step() of turn 1 took longer than --agent.timeout 0.05 s"
+    assert t.token_ids == [*ids("px"), EOS]  # kept to look at
+    assert t.num_trainable == 0
+
+
+def test_execute_that_hangs_or_ignores_its_cancellation(monkeypatch):
+    monkeypatch.setattr("openrlhf.agents.supervise.GRACE", 0.05)
+
+    class Hangs(AgentExecutorBase):
+        async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images=None):
+            for _ in range(10):
+                try:
+                    await asyncio.sleep(0.2)
+                except asyncio.CancelledError:
+                    if label != "stubborn":
+                        raise
+
+    for label in ("", "stubborn"):
+        t = run_episode(Hangs(), ["x"], label=label, timeout=0.05)
+        assert (t.stop_reason, failure(t).border) == (StopReason.TIMEOUT, "timeout")
+        assert "no call to the engine" in failure(t).message
+
+
+def test_a_slow_engine_is_not_the_agents_time():
+    t = run_episode(agent(last()), ScriptedEngine(["x"], delay=0.3), timeout=0.1)
+    assert not t.failed
+
+
+# --- token-level control --------------------------------------------------------------------------------------------
+
+
+def custom(result, *, images=True):
+    """An executor whose execute samples once and returns result(token_ids, generation)."""
+
+    class With(AgentExecutorBase):
+        async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images=None):
+            prompt_ids = hf_tokenizer.encode(prompt, add_special_tokens=False)
+            return result(prompt_ids, await llm_engine.generate(prompt_ids, sampling_params))
+
+    class Without(AgentExecutorBase):
+        async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine):  # type: ignore
+            prompt_ids = hf_tokenizer.encode(prompt, add_special_tokens=False)
+            return result(prompt_ids, await llm_engine.generate(prompt_ids, sampling_params))
+
+    return With if images else Without
+
+
+def as_dict(prompt_ids, generation, **changes):
+    tokens = [*prompt_ids, *generation.token_ids]
+    ranges = [(len(prompt_ids), len(tokens))]
+    return {"observation_tokens": tokens, "action_ranges": ranges, "reward": torch.tensor([0.5]), **changes}
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_execute_returns_a_dict(images):  # O01
+    t = run_episode(custom(as_dict, images=images), ScriptedEngine(["xy"], version=4), "p", label="l")
+    assert t.token_ids == [*ids("pxy"), EOS]
+    assert t.trainable == [0, 1, 1, 1]
+    assert t.versions == [-1, 4, 4, 4]
+    assert t.logprobs[1:] == [-(1 + i % 7) / 10 for i in (*ids("xy"), EOS)]
+    assert (t.reward, t.score, t.label, t.truncated) == (0.5, 0.5, "l", False)
+
+
+def test_execute_result_is_cut_to_the_context():
+    t = run_episode(custom(as_dict), [[1, 2, 3, 4]], "abcd", max_length=6)
+    assert t.token_ids == [*ids("abcd"), 1, 2]
+    assert t.truncated
+    assert [(u.start, u.end) for u in t.turns] == [(4, 6)]
+
+
+def test_execute_with_tokens_that_nobody_sampled():
+    def forged(prompt_ids, generation):
+        return {"observation_tokens": [*prompt_ids, 1, 2], "action_ranges": [(1, 3)], "reward": 1.0}
+
+    t = run_episode(custom(forged), ["x"], "p")
+    assert "were not sampled by llm_engine" in failure(t).message
+    given = run_episode(custom(lambda p, g: {**forged(p, g), "rollout_log_probs": [0.0, -1.0, -2.0]}), ["x"], "p")
+    assert given.logprobs == [0.0, -1.0, -2.0]
+
+
+@pytest.mark.parametrize("result", [None, "text", {"observation_tokens": [1]}, []])
+def test_execute_with_a_wrong_result(result):
+    t = run_episode(custom(lambda p, g: result), ["x"])
+    assert "execute() returned a dict without" in failure(t).message or "execute() must return" in failure(t).message
+
+
+def test_execute_without_super_init_and_with_vllm_like_params():
+    class Executor(MultiTurnAgentExecutor):
+        def __init__(self):
+            self.agent_class = agent(last(2.0))
+
+    assert run_episode(Executor, ["x"]).reward == 2.0
+
+
+def test_max_tokens_zero_never_reaches_the_engine():  # B069
+    engine = ScriptedEngine(["x"])
+    t = run_episode(agent(more(sampling_params={"max_tokens": 0}), last()), engine)
+    assert len(engine.requests) == 1
+    assert "max_tokens must be at least 1, got 0" in failure(t).message

@@ -1,0 +1,267 @@
+"""Reward files in killable processes."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from openrlhf.agents.files import CodeFile, CodeFileError
+from openrlhf.agents.reward_file import RewardFunction, check_reward_file
+from openrlhf.agents.reward_process import RewardPool
+from openrlhf.agents.rewards import RewardError, RewardTimeoutError
+
+
+@pytest.fixture
+def reward_file(tmp_path):
+    def write(source, name="my_reward.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(source))
+        return path
+
+    return write
+
+
+def with_pool(code, body, timeout=5.0, processes=1):
+    async def main():
+        pool = RewardPool(code, timeout, processes)
+        try:
+            return await body(pool)
+        finally:
+            await pool.close()
+
+    return asyncio.run(main())
+
+
+def score(pool, labels):
+    n = len(labels)
+    return pool.score(["qa"] * n, ["q"] * n, labels, responses=["a"] * n)
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().split(")")[1].split()[0] != "Z"
+
+
+SIGNATURES = {
+    "plain": "def reward_func(queries, prompts, labels): return [1.0] * len(queries)",
+    "kwargs": "def reward_func(queries, prompts, labels, **kwargs): return [float(len(kwargs['responses'][0]))] * 2",
+    "positional only": "def reward_func(q, p, l, /): return [1.0] * len(q)",
+    "other names": "def reward_func(a, b, c, d=3): return [1.0] * len(a)",
+    "async": "async def reward_func(queries, prompts, labels): return [1.0] * len(queries)",
+    "object": "class S:\n def __call__(self, q, p, l): return [1.0] * len(q)\nreward_func = S()",
+    "class": "class reward_func:\n def __call__(self, q, p, l): return [1.0] * len(q)",
+    "lambda": "reward_func = lambda q, p, l: [1.0] * len(q)",
+    "responses": "def reward_func(q, p, l, *, responses): return [float(r == 'a') for r in responses]",
+}
+
+
+@pytest.mark.parametrize("source", SIGNATURES.values(), ids=SIGNATURES)
+def test_signatures(source):  # B147
+    code = CodeFile(path=f"/nowhere/{abs(hash(source))}.py", source=source)
+    check_reward_file(code, run=False)
+    assert RewardFunction(code)(["qa"] * 2, ["q"] * 2, ["x"] * 2, ["a"] * 2).rewards == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def reward_func(queries): return 1", r"reward_func\(queries\), expected reward_func\(queries, prompts, la"),
+        ("def reward_func(q, p, l, x): return 1", "expected reward_func"),
+        ("def reward_func(q, p, l, *, must): return 1", "expected reward_func"),
+        ("def reward_func(q, p, l)\n  return 1", "syntax error in .*my_reward.py, line 1"),
+        ("x = 1", "defines no reward_func; expected"),
+        ("reward_func = 3", "is not callable"),
+        ("import no_such_module_anywhere", "No module named 'no_such_module_anywhere'"),
+        ("import sys; sys.exit(0)", "SystemExit"),
+    ],
+)
+def test_unusable_files_are_found_before_anything_starts(reward_file, source, message):  # B147
+    with pytest.raises(CodeFileError, match=message):
+        check_reward_file(reward_file(source))
+
+
+def test_missing_file():
+    with pytest.raises(CodeFileError, match=r"--reward.remote_url: file not found: 'no_such.py'"):
+        check_reward_file("no_such.py")
+
+
+def test_file_travels_by_content_and_finds_its_neighbours(reward_file, tmp_path):  # B147
+    reward_file("BONUS = 2.0", "my_neighbour_module.py")
+    code = check_reward_file(reward_file("from my_neighbour_module import BONUS\n" + SIGNATURES["plain"] + ""))
+    assert with_pool(code, lambda pool: score(pool, ["x"])).rewards == [1.0]
+    gone = CodeFile(path=str(tmp_path / "elsewhere" / "f.py"), source=SIGNATURES["plain"])
+    assert with_pool(gone, lambda pool: score(pool, ["x"])).rewards == [1.0]
+
+
+HANGING = """
+    import re, time
+
+    def reward_func(queries, prompts, labels):
+        if "spin" in labels:
+            while True:
+                pass
+        if "sleep" in labels:
+            time.sleep(1e6)
+        if "regex" in labels:
+            re.match(r"(a+)+$", "a" * 60 + "b")
+        return [0.5] * len(queries)
+"""
+
+
+def test_hanging_calls_are_killed_and_later_ones_are_served(reward_file):  # B135
+    code = check_reward_file(reward_file(HANGING), run=False)
+
+    async def body(pool):
+        pids = set()
+        for kind in ("spin", "sleep", "regex"):
+            await pool.start()
+            pids.add(pool._processes[0].pid)
+            started = time.monotonic()
+            with pytest.raises(RewardTimeoutError, match=r"longer than --reward.timeout 0.4 s"):
+                await score(pool, [kind])
+            assert time.monotonic() - started < 5.0
+        for _ in range(20):
+            assert (await score(pool, ["fine"])).rewards == [0.5]
+        pids.add(pool._processes[0].pid)
+        return pids
+
+    pids = with_pool(code, body, timeout=0.4)
+    assert len(pids) == 4
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_an_exception_arrives_with_the_authors_traceback(reward_file):
+    source = """
+        def reward_func(queries, prompts, labels):
+            return check(labels[0])
+
+        def check(label):
+            raise KeyError(f"boom-{label}")
+    """
+    code = check_reward_file(reward_file(source), run=False)
+
+    async def body(pool):
+        with pytest.raises(RewardError, match=r"my_reward.py: reward_func raised KeyError: 'boom-7'") as error:
+            await score(pool, ["7"])
+        return error.value.traceback
+
+    traceback = with_pool(code, body)
+    assert "in check" in traceback
+    assert 'raise KeyError(f"boom-{label}")' in traceback
+    assert "reward_child" not in traceback
+
+
+def test_a_process_that_dies_fails_its_call_only(reward_file):
+    source = """
+        import os
+        def reward_func(queries, prompts, labels):
+            if labels[0] == "die":
+                os._exit(7)
+            return [1.0]
+    """
+    code = check_reward_file(reward_file(source), run=False)
+
+    async def body(pool):
+        with pytest.raises(RewardError, match=r"exit code 7"):
+            await score(pool, ["die"])
+        return await score(pool, ["x"])
+
+    assert with_pool(code, body).rewards == [1.0]
+
+
+def test_prints_are_bounded_and_disturb_nothing(reward_file, capsys):  # B147
+    source = """
+        import sys
+        def reward_func(queries, prompts, labels):
+            for _ in range(100):
+                print("x" * 100_000)
+            sys.stderr.write("y" * 100)
+            assert sys.stdin.read() == ""
+            return [1.0]
+    """
+    code = check_reward_file(reward_file(source), run=False)
+    assert with_pool(code, lambda pool: score(pool, ["x"]), timeout=20.0).rewards == [1.0]
+    written = capsys.readouterr().err
+    assert 60_000 < len(written) < 70_000
+    assert "rest dropped" in written
+
+
+def test_labels_arrive_unchanged(reward_file):
+    source = """
+        def reward_func(queries, prompts, labels):
+            assert labels == [None, "42", {"v": [1]}], labels
+            return {"rewards": [1, 2, 3], "extra_logs": {"n": 3}}
+    """
+    code = check_reward_file(reward_file(source), run=False)
+    result = with_pool(code, lambda pool: score(pool, [None, "42", {"v": [1]}]))
+    assert result.rewards == [1.0, 2.0, 3.0]
+    assert result.extra_logs == [{"n": 3.0}] * 3
+
+
+def test_several_processes_work_side_by_side(reward_file):
+    source = """
+        import time
+        def reward_func(queries, prompts, labels):
+            time.sleep(0.5)
+            return [1.0]
+    """
+    code = check_reward_file(reward_file(source), run=False)
+
+    async def body(pool):
+        await asyncio.gather(*(process.start() for process in pool._processes))
+        started = time.monotonic()
+        await asyncio.gather(*(score(pool, ["x"]) for _ in range(2)))
+        return time.monotonic() - started
+
+    assert with_pool(code, body, processes=2) < 0.95
+
+
+def test_a_cancelled_call_gives_no_answer_to_the_next(reward_file):
+    source = """
+        import time
+        def reward_func(queries, prompts, labels):
+            time.sleep(float(labels[0]))
+            return [float(labels[0])]
+    """
+    code = check_reward_file(reward_file(source), run=False)
+
+    async def body(pool):
+        await pool.start()
+        slow = asyncio.create_task(score(pool, ["0.5"]))
+        await asyncio.sleep(0.1)
+        slow.cancel()
+        await asyncio.wait([slow])
+        return await score(pool, ["0.01"])
+
+    assert with_pool(code, body).rewards == [0.01]
+
+
+def test_the_process_ends_with_its_parent(reward_file):  # B135: no left-over process
+    code = check_reward_file(reward_file(HANGING), run=False)
+    program = f"""
+        import asyncio, os
+        from openrlhf.agents.reward_file import check_reward_file
+        from openrlhf.agents.reward_process import RewardPool
+        async def main():
+            pool = RewardPool(check_reward_file({code.path!r}, run=False), 60.0)
+            await pool.start()
+            print(pool._processes[0].pid, flush=True)
+            asyncio.create_task(pool.score(["q"], ["q"], ["spin"]))
+            await asyncio.sleep(0.2)
+            os.kill(os.getpid(), 9)
+        asyncio.run(main())
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 5.0
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not alive(pid)
