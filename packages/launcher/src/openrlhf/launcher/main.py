@@ -1,0 +1,39 @@
+"""`openrlhf-launch`: one program, a subcommand per task. A subcommand's module is imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+SUBCOMMANDS: dict[str, tuple[str, str]] = {
+    "plan": ("openrlhf.launcher.plan.command", "what a training command would do: placement, batches, memory"),
+}
+"""Name -> (module with `main(argv) -> int`, one line of help)."""
+
+USAGE_EXIT = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Hand the words after a subcommand's name to it; returns its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        sys.stdout.write(_usage() + "\n")
+        return 0 if words else USAGE_EXIT
+    if words[0] not in SUBCOMMANDS:
+        near = get_close_matches(words[0], SUBCOMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?\n" if near else ""
+        sys.stderr.write(f"openrlhf-launch: there is no subcommand {words[0]!r}; {hint}\n{_usage()}\n")
+        return USAGE_EXIT
+    module, _ = SUBCOMMANDS[words[0]]
+    return importlib.import_module(module).main(words[1:])
+
+
+def _usage() -> str:
+    rows = [f"  {name:<10} {text}" for name, (_, text) in SUBCOMMANDS.items()]
+    return "\n".join(["usage: openrlhf-launch SUBCOMMAND [options]", "", *rows])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

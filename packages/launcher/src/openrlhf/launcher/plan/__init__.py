@@ -1,0 +1,1 @@
+"""`openrlhf-launch plan`: what a command line would do, computed without starting anything."""

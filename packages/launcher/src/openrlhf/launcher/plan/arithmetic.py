@@ -1,0 +1,129 @@
+"""Batch arithmetic of a run: prompts, samples, optimiser steps, micro-batches, forwards and bytes of a weight push."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.horizon import optimizer_step_horizon
+from openrlhf.launcher.plan.memory import ITEMSIZE
+from openrlhf.launcher.plan.shape import ModelShape
+from openrlhf.launcher.rules.placement import gpus_of, groups, ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches:
+    """From prompts to optimiser steps. None: not known without the size of the dataset."""
+
+    prompts_per_rollout: int
+    samples_per_rollout: int
+    optimizer_steps_per_rollout: int
+    samples_per_optimizer_step: int
+    samples_in_last_step: int
+    data_parallel_ranks: int
+    samples_per_rank: int
+    micro_batches_per_rank: int | None
+    prompts: int | None
+    rollouts: int | None
+    prompts_in_last_rollout: int | None
+    lr_horizon: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """Roles that share GPUs."""
+
+    members: str
+    devices: int
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sync:
+    """One weight push."""
+
+    backend: str
+    bytes: int
+    buckets: int
+    engines: int
+
+
+def batches(c: TrainPPOConfig, prompts: int | None) -> Batches:
+    """The batch arithmetic of a resolved configuration."""
+    per_rollout, n, size = c.rollout.batch_size, c.rollout.n_samples_per_prompt, c.train.batch_size
+    samples = per_rollout * n
+    steps = math.ceil(samples / size)
+    parallel = max(1, ranks(c, "actor") // c.ds.tensor_parallel_size)
+    share = math.ceil(min(size, samples) / parallel)
+    total = None if prompts is None else min(prompts, c.data.max_samples)
+    return Batches(
+        prompts_per_rollout=per_rollout,
+        samples_per_rollout=samples,
+        optimizer_steps_per_rollout=steps * c.train.max_epochs,
+        samples_per_optimizer_step=min(size, samples),
+        samples_in_last_step=samples - (steps - 1) * size,
+        data_parallel_ranks=parallel,
+        samples_per_rank=share,
+        micro_batches_per_rank=None if c.train.dynamic_batch_enable else math.ceil(share / c.train.micro_batch_size),
+        prompts=total,
+        rollouts=None if total is None else math.ceil(total / per_rollout) * c.train.num_episodes,
+        prompts_in_last_rollout=None if total is None else total - (math.ceil(total / per_rollout) - 1) * per_rollout,
+        lr_horizon=c.train.max_steps if total is None else optimizer_step_horizon(c, total),
+    )
+
+
+def placement(c: TrainPPOConfig) -> list[Placed]:
+    """Which roles share which number of devices."""
+    placed = []
+    for members in groups(c):
+        details = [
+            f"{c.vllm.num_engines} engines x TP {c.vllm.tensor_parallel_size}"
+            if member == "engines"
+            else f"{member} {getattr(c, member).num_nodes} x {getattr(c, member).num_gpus_per_node}"
+            for member in members
+        ]
+        devices = max(gpus_of(c, member) for member in members)
+        placed.append(Placed(members=" + ".join(members), devices=devices, detail=", ".join(details)))
+    return placed
+
+
+def forwards(c: TrainPPOConfig) -> list[str]:
+    """The passes over a rollout batch, in order."""
+    steps = math.ceil(c.rollout.batch_size * c.rollout.n_samples_per_prompt / c.train.batch_size) * c.train.max_epochs
+    passes = ["generation by the engines"]
+    if c.has_reward_model:
+        passes.append("rewards by the reward model")
+    if c.has_reference:
+        passes.append("log-probs by the reference model")
+    if steps > 1:
+        passes.append("old log-probs by the policy")
+    if c.has_critic:
+        passes.append("values by the critic")
+    trained = "policy and critic" if c.has_critic else "policy"
+    passes.append(f"forward and backward of the {trained}, {c.train.max_epochs} time(s) over the batch")
+    return passes
+
+
+def weight_sync(c: TrainPPOConfig, shape: ModelShape) -> Sync:
+    """Bytes that one weight push sends to each engine (all parameters; frozen ones only in the first push)."""
+    size = shape.parameters * ITEMSIZE[c.ds.param_dtype]
+    return Sync(
+        backend=c.vllm.sync_backend,
+        bytes=size,
+        buckets=math.ceil(size / (c.vllm.sync_bucket_mb * 2**20)),
+        engines=c.vllm.num_engines or 0,
+    )
+
+
+def count_prompts(c: TrainPPOConfig) -> int | None:
+    """Prompts in local JSONL files, by counting lines; None if a dataset is anything else."""
+    total = 0
+    for name in (c.data.prompt_dataset or "").split(","):
+        path = Path(name)
+        if path.suffix != ".jsonl" or not path.is_file():
+            return None
+        with path.open("rb") as file:
+            total += sum(1 for line in file if line.strip())
+    return total

@@ -1,0 +1,106 @@
+"""`openrlhf-launch plan [options] -- <flags of train_ppo_ray>`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from openrlhf.launcher.command_line import USAGE_EXIT, usage_message
+from openrlhf.launcher.commands import TRAIN_PPO_RAY
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.machine import Machine, detect_machine
+from openrlhf.launcher.parsing import UsageError, parse
+from openrlhf.launcher.plan.arithmetic import count_prompts
+from openrlhf.launcher.plan.memory import GIB, Budget
+from openrlhf.launcher.plan.report import as_json, as_text, make_plan
+from openrlhf.launcher.plan.shape import ModelShape, read_shape
+from openrlhf.launcher.resolve import resolve
+from openrlhf.launcher.rules import check_rules, warnings_of
+from openrlhf.launcher.unsupported import unsupported
+
+GPU_GIB = 80
+CPU_KV_GIB = "4"
+"""vLLM's own default for VLLM_CPU_KVCACHE_SPACE."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the plan of a training command; starts nothing. Returns the exit status."""
+    own, flags = split_at_dashes(argv)
+    options = _parser().parse_args(own)
+    here = detect_machine()
+    machine = Machine(gpus=here.gpus if options.gpus is None else options.gpus, nodes=options.nodes)
+    try:
+        asked = parse(TRAIN_PPO_RAY, flags).config
+        config, notes = resolve(asked, machine)
+        if violations := check_rules(config, machine):
+            raise UsageError([str(violation) for violation in violations])
+        shapes = model_shapes(config)
+    except UsageError as error:
+        sys.stderr.write(usage_message(TRAIN_PPO_RAY, error) + "\n")
+        return USAGE_EXIT
+    prompts = options.prompts if options.prompts is not None else count_prompts(config)
+    budget = budget_of(machine, options.gpu_memory, os.environ)
+    warnings = [*unsupported(TRAIN_PPO_RAY, asked, config), *warnings_of(config, machine)]
+    plan = make_plan(config, shapes, budget, prompts=prompts, notes=notes, warnings=warnings)
+    sys.stdout.write((as_json(plan) if options.json else as_text(plan)) + "\n")
+    return 0
+
+
+def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before and after the first `--`; all are training flags if there is none."""
+    words = list(argv)
+    if "--" not in words:
+        return ([], words) if any("." in word for word in words) else (words, [])
+    cut = words.index("--")
+    return words[:cut], words[cut + 1 :]
+
+
+def model_shapes(config: TrainPPOConfig) -> dict[str, ModelShape]:
+    """The model of each role; UsageError names the flag whose model has no local `config.json`."""
+    names = {"actor": "actor.model_name_or_path"}
+    if config.has_critic:
+        names["critic"] = "critic.model_name_or_path"
+    if config.has_reference:
+        names["ref"] = "actor.model_name_or_path"
+    if config.has_reward_model:
+        names["reward"] = "reward.model_name_or_path"
+    paths = {
+        "actor.model_name_or_path": config.actor.model_name_or_path,
+        "critic.model_name_or_path": config.critic.model_name_or_path,
+        "reward.model_name_or_path": config.reward.model_name_or_path,
+    }
+    shapes: dict[str, ModelShape] = {}
+    for role, flag in names.items():
+        try:
+            shapes[role] = read_shape(paths[flag] or "")
+        except ValueError as error:
+            raise UsageError([f"--{flag} {error}"]) from None
+    return shapes
+
+
+def budget_of(machine: Machine, gpu_gib: float, environ: Mapping[str, str]) -> Budget:
+    """What one device offers."""
+    if machine.gpus:
+        return Budget(device_bytes=int(gpu_gib * GIB))
+    return Budget(device_bytes=None, kv_bytes=int(float(environ.get("VLLM_CPU_KVCACHE_SPACE", CPU_KV_GIB)) * GIB))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="openrlhf-launch plan",
+        description="What a training command would do: placement, batches, memory. Starts nothing, loads no weights.",
+        usage="%(prog)s [options] -- <flags of train_ppo_ray>",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--gpus", type=int, help="GPUs per node (default: those of this machine)")
+    parser.add_argument("--nodes", type=int, help="nodes of the run (default: as many as the command asks for)")
+    parser.add_argument(
+        "--gpu-memory", type=float, default=GPU_GIB, metavar="GIB", help="memory of a GPU (default: 80)"
+    )
+    parser.add_argument(
+        "--prompts", type=int, help="size of the prompt dataset (default: counted in local JSONL files)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser

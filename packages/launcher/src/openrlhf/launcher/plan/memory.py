@@ -1,0 +1,193 @@
+"""Memory per GPU: parameters, gradients, optimiser states, activations, log-probs, KV cache, and when each is there.
+
+Parameters, gradients and optimiser states follow DeepSpeed's ZeRO (arXiv:1910.02054, with DeepSpeed's own copies);
+activations are an estimate (arXiv:2205.05198, for flash attention and gated MLPs), and so is what a GPU program costs
+before it holds anything.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.plan.shape import ModelShape
+from openrlhf.launcher.rules.placement import groups, ranks
+
+GENERATION, EXPERIENCE, TRAINING = "generation", "make_experience", "training"
+PHASES = (GENERATION, EXPERIENCE, TRAINING)
+
+ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "float16": 2}
+
+MASTER, MOMENT = 4, 4
+"""Bytes per parameter of the fp32 copy that ZeRO 1-3 steps on (in fp32 training too), and of one moment."""
+
+LOGIT_CHUNKS = 3
+LOGIT_CHUNK_BYTES = 64 * 2**20
+"""Log-probs are computed over chunks of logits of this size (`core.logprobs`); about three of them live at a time."""
+
+PROGRAM_BYTES = int(1.5 * 2**30)
+"""What a process on a GPU takes before it holds a tensor: context, kernels, communication buffers. Estimated."""
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """Bytes on every GPU of a group (`roles`) in the phases named."""
+
+    group: str
+    role: str
+    name: str
+    bytes: int
+    phases: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a GPU (or, without GPUs, the host for one process) offers. kv_bytes: the CPU engines' fixed KV cache."""
+
+    device_bytes: int | None
+    kv_bytes: int = 0
+
+
+def memory(c: TrainPPOConfig, shapes: dict[str, ModelShape], budget: Budget) -> list[Component]:
+    """All components of a resolved configuration. `shapes` has the model of each role that the run has."""
+    found: list[Component] = []
+    for members in groups(c):
+        name = " + ".join(members)
+        for role in members:
+            if role == "engines":
+                found += _engine(c, shapes["actor"], name, budget)
+            else:
+                found += _model(c, shapes[role], name, role)
+    return found
+
+
+def gradient_bytes(parameters: int, *, stage: int, itemsize: int, world: int) -> int:
+    """Gradients of one rank: sharded from stage 2 on; stage 0 in mixed precision keeps them in fp32."""
+    if stage >= 2:
+        return itemsize * math.ceil(parameters / world)
+    return (4 if stage == 0 else itemsize) * parameters
+
+
+def optimizer_bytes(parameters: int, *, stage: int, itemsize: int, world: int, matrices: int = 0) -> int:
+    """Optimiser states of one rank: two Adam moments, or one for `matrices` under Muon, and the fp32 copy.
+
+    Stage 0 in fp32 steps on the parameters themselves, every other combination on an fp32 copy.
+    """
+    moments = MOMENT * (2 * parameters - matrices)
+    master = 0 if stage == 0 and itemsize == 4 else MASTER * parameters
+    return math.ceil((moments + master) / (world if stage >= 1 else 1))
+
+
+def parameter_bytes(parameters: int, *, stage: int, itemsize: int, world: int) -> int:
+    """Parameters of one rank: sharded by stage 3 only."""
+    return itemsize * (math.ceil(parameters / world) if stage == 3 else parameters)
+
+
+def tokens_per_forward(c: TrainPPOConfig, phase: str) -> int:
+    """Tokens of the largest micro-batch of a phase: the budget, or full-length samples."""
+    if c.train.dynamic_batch_enable:
+        budget = c.train.max_tokens_per_gpu if phase == TRAINING else c.rollout.max_tokens_per_gpu
+        return max(budget or 0, c.data.max_len)
+    return c.data.max_len * (c.train.micro_batch_size if phase == TRAINING else c.rollout.micro_batch_size)
+
+
+def activation_bytes(shape: ModelShape, tokens: int, itemsize: int, *, checkpointing: bool) -> int:
+    """Stored activations of one training forward. With checkpointing: every layer's input and one layer's insides."""
+    width = shape.intermediate * max(1, shape.active_experts)
+    inside = 4 * shape.hidden + 2 * shape.query_size + 2 * shape.kv_size + 4 * width
+    layer = tokens * itemsize * inside
+    return shape.layers * tokens * itemsize * shape.hidden + layer if checkpointing else shape.layers * layer
+
+
+def forward_bytes(shape: ModelShape, tokens: int, itemsize: int) -> int:
+    """Activations of a forward without a backward: one layer's."""
+    return activation_bytes(shape, tokens, itemsize, checkpointing=True) // (shape.layers + 1)
+
+
+def logit_bytes(tokens: int, vocab: int) -> int:
+    """Logits that live at a time, in fp32 chunks."""
+    return min(LOGIT_CHUNKS * LOGIT_CHUNK_BYTES, LOGIT_CHUNKS * 4 * tokens * vocab)
+
+
+def _model(c: TrainPPOConfig, shape: ModelShape, group: str, role: str) -> list[Component]:
+    trained = role in ("actor", "critic")
+    stage, itemsize, world = c.ds.zero_stage, ITEMSIZE[c.ds.param_dtype], ranks(c, role)
+    tp = c.ds.tensor_parallel_size
+    count, world = math.ceil(shape.parameters / tp), max(1, world // tp)
+    offloaded = role in ("ref", "reward") and getattr(c, role).offload
+    here = (EXPERIENCE,) if offloaded else PHASES
+
+    def part(name: str, size: int, phases: tuple[str, ...]) -> Component:
+        return Component(group=group, role=role, name=name, bytes=size, phases=phases)
+
+    found = [part("parameters", parameter_bytes(count, stage=stage, itemsize=itemsize, world=world), here)]
+    tokens = tokens_per_forward(c, EXPERIENCE)
+    found.append(part("activations", forward_bytes(shape, tokens, itemsize) // tp, (EXPERIENCE,)))
+    if role in ("actor", "ref"):
+        found.append(part("logits", logit_bytes(tokens, shape.vocab), (EXPERIENCE,)))
+    if trained:
+        found += _training(c, shape, part_of=(group, role), count=count, world=world)
+    return found
+
+
+def _training(
+    c: TrainPPOConfig, shape: ModelShape, *, part_of: tuple[str, str], count: int, world: int
+) -> list[Component]:
+    group, role = part_of
+    section = c.actor if role == "actor" else c.critic
+    stage, itemsize, tp = c.ds.zero_stage, ITEMSIZE[c.ds.param_dtype], c.ds.tensor_parallel_size
+    matrices = shape.layers * shape.layer_matrices // tp if section.optim == "muon" else 0
+    states = optimizer_bytes(count, stage=stage, itemsize=itemsize, world=world, matrices=matrices)
+    gradients = gradient_bytes(count, stage=stage, itemsize=itemsize, world=world)
+    tokens = tokens_per_forward(c, TRAINING)
+    checkpointing = section.gradient_checkpointing_enable
+    activations = activation_bytes(shape, tokens, itemsize, checkpointing=checkpointing) // tp
+    resting = (TRAINING,) if c.ds.enable_sleep else PHASES
+    parts = [("gradients", gradients, resting), ("activations", activations, (TRAINING,))]
+    if not c.ds.adam_offload:
+        parts.append(("optimizer", states, resting))
+    if role == "actor":
+        parts.append(("logits", logit_bytes(tokens, shape.vocab), (TRAINING,)))
+    return [Component(group=group, role=role, name=name, bytes=size, phases=phases) for name, size, phases in parts]
+
+
+def _engine(c: TrainPPOConfig, shape: ModelShape, group: str, budget: Budget) -> list[Component]:
+    weights = engine_weight_bytes(c, shape)
+    phases = (GENERATION,) if c.vllm.enable_sleep else PHASES
+    return [
+        Component(group=group, role="engines", name="parameters", bytes=weights, phases=phases),
+        Component(group=group, role="engines", name="kv_cache", bytes=kv_cache_bytes(c, shape, budget), phases=phases),
+    ]
+
+
+def engine_weight_bytes(c: TrainPPOConfig, shape: ModelShape) -> int:
+    """Weights on one GPU of an engine."""
+    return math.ceil(ITEMSIZE[c.vllm.dtype] * shape.parameters / c.vllm.tensor_parallel_size)
+
+
+def kv_cache_bytes(c: TrainPPOConfig, shape: ModelShape, budget: Budget) -> int:
+    """KV cache on one GPU of an engine: what the utilisation leaves beside weights and program."""
+    if budget.device_bytes is None:
+        return budget.kv_bytes
+    room = int(c.vllm.gpu_memory_utilization * budget.device_bytes)
+    return max(0, room - engine_weight_bytes(c, shape) - PROGRAM_BYTES)
+
+
+def kv_cache_tokens(c: TrainPPOConfig, shape: ModelShape, budget: Budget) -> int:
+    """Tokens that one engine's KV cache holds. Each of its GPUs stores its share of the heads, at least one."""
+    shards = min(c.vllm.tensor_parallel_size, shape.kv_heads)
+    per_token = shape.kv_bytes_per_token(ITEMSIZE[c.vllm.dtype]) / shards
+    return int(kv_cache_bytes(c, shape, budget) / per_token)
+
+
+def totals(components: list[Component]) -> dict[str, dict[str, int]]:
+    """Bytes per GPU by group and phase."""
+    found: dict[str, dict[str, int]] = {}
+    for part in components:
+        row = found.setdefault(part.group, dict.fromkeys(PHASES, 0))
+        for phase in part.phases:
+            row[phase] += part.bytes
+    return found

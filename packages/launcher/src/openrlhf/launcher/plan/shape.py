@@ -1,0 +1,138 @@
+"""The dimensions of a transformer and its parameter count, from a local `config.json`. Loads no weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+EXACT = frozenset({"qwen3", "qwen2", "llama", "mistral", "qwen3_moe", "mixtral", "gpt2"})
+"""Model types whose parameters are counted exactly; others are counted as Llama, which is close for decoders."""
+
+QKV_BIAS = frozenset({"qwen2"})
+QK_NORM = frozenset({"qwen3", "qwen3_moe"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Dimensions of a decoder. experts and active_experts are 0 for a dense model."""
+
+    model_type: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    tied: bool
+    experts: int = 0
+    active_experts: int = 0
+    positions: int = 0
+    has_vision: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Whether the parameter count is exact and not an estimate."""
+        return self.model_type in EXACT and not self.has_vision
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key (or value) heads together."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Token and position embeddings, and the head if it is not tied to them."""
+        return self.vocab * self.hidden * (1 if self.tied else 2) + self.positions * self.hidden
+
+    @property
+    def layer_matrices(self) -> int:
+        """Parameters of one layer's matrices."""
+        attention = self.hidden * (2 * self.query_size + 2 * self.kv_size)
+        if self.model_type == "gpt2":
+            return attention + 2 * self.hidden * self.intermediate
+        if self.experts:
+            return attention + self.hidden * self.experts * (1 + 3 * self.intermediate)
+        return attention + 3 * self.hidden * self.intermediate
+
+    @property
+    def layer_vectors(self) -> int:
+        """Parameters of one layer's norms and biases."""
+        if self.model_type == "gpt2":  # two layer norms with bias, biases of qkv, projection and both MLP matrices
+            return 4 * self.hidden + 3 * self.hidden + self.hidden + self.intermediate + self.hidden
+        vectors = 2 * self.hidden
+        if self.model_type in QKV_BIAS:
+            vectors += self.query_size + 2 * self.kv_size
+        if self.model_type in QK_NORM:
+            vectors += 2 * self.head_dim
+        return vectors
+
+    @property
+    def parameters(self) -> int:
+        """All parameters of the language model."""
+        final_norm = 2 * self.hidden if self.model_type == "gpt2" else self.hidden
+        return self.embedding_parameters + self.layers * (self.layer_matrices + self.layer_vectors) + final_norm
+
+    def kv_bytes_per_token(self, itemsize: int) -> int:
+        """Bytes of keys and values of one token in all layers."""
+        return 2 * self.layers * self.kv_size * itemsize
+
+
+def read_shape(path: str) -> ModelShape:
+    """The shape of a local model. ValueError for a path without a readable `config.json`."""
+    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise ValueError(
+            f"{path!r} is no local model: plan downloads nothing; give a folder with the model's config.json"
+        )
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: not JSON: {error}") from None
+    text = content.get("text_config", content)
+    try:
+        return _gpt2(text) if text.get("model_type") == "gpt2" else _decoder(text, "vision_config" in content)
+    except KeyError as error:
+        raise ValueError(f"{file}: the model's dimensions are incomplete: {error} is missing") from None
+
+
+def _decoder(c: dict[str, Any], has_vision: bool) -> ModelShape:
+    heads = c["num_attention_heads"]
+    experts = c.get("num_experts") or c.get("num_local_experts") or 0
+    return ModelShape(
+        model_type=c.get("model_type", "unknown"),
+        hidden=c["hidden_size"],
+        layers=c["num_hidden_layers"],
+        heads=heads,
+        kv_heads=c.get("num_key_value_heads") or heads,
+        head_dim=c.get("head_dim") or c["hidden_size"] // heads,
+        intermediate=c.get("moe_intermediate_size", c["intermediate_size"]) if experts else c["intermediate_size"],
+        vocab=c["vocab_size"],
+        tied=bool(c.get("tie_word_embeddings", False)),
+        experts=experts,
+        active_experts=c.get("num_experts_per_tok", 0) if experts else 0,
+        has_vision=has_vision,
+    )
+
+
+def _gpt2(c: dict[str, Any]) -> ModelShape:
+    hidden, heads = c["n_embd"], c["n_head"]
+    return ModelShape(
+        model_type="gpt2",
+        hidden=hidden,
+        layers=c["n_layer"],
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        intermediate=c.get("n_inner") or 4 * hidden,
+        vocab=c["vocab_size"],
+        tied=True,
+        positions=c["n_positions"],
+    )
