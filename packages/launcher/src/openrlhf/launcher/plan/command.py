@@ -49,11 +49,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words before and after the first `--`; all are training flags if there is none."""
+    """The words before and after the first `--`."""
     words = list(argv)
-    if "--" not in words:
-        return ([], words) if any("." in word for word in words) else (words, [])
-    cut = words.index("--")
+    cut = words.index("--") if "--" in words else len(words)
     return words[:cut], words[cut + 1 :]
 
 

@@ -97,8 +97,8 @@ def _batch_lines(b: Batches) -> list[str]:
         micro = f"{b.micro_batches_per_rank} micro-batch(es)"
     lines = [
         f"  rollout batch      {b.prompts_per_rollout:,} prompts, {b.samples_per_rollout:,} samples",
-        f"  optimiser steps    {b.optimizer_steps_per_rollout} per rollout batch, {b.samples_per_optimizer_step:,} samples"
-        f" each, {b.samples_in_last_step:,} in the last",
+        f"  optimiser steps    {b.optimizer_steps_per_rollout} per rollout batch,"
+        f" {b.samples_per_optimizer_step:,} samples each, {b.samples_in_last_step:,} in the last",
         f"  per rank           {b.samples_per_rank:,} samples on {b.data_parallel_ranks} ranks, {micro}",
     ]
     if b.prompts is not None:

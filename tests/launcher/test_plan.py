@@ -1,0 +1,299 @@
+"""`openrlhf-launch plan`: its numbers recomputed from first principles, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.main import main
+from openrlhf.launcher.parsing import parse_train_ppo
+from openrlhf.launcher.plan.arithmetic import batches, count_prompts, forwards
+from openrlhf.launcher.plan.memory import (
+    GIB,
+    activation_bytes,
+    gradient_bytes,
+    optimizer_bytes,
+    parameter_bytes,
+    tokens_per_forward,
+)
+from openrlhf.launcher.plan.shape import read_shape
+from openrlhf.launcher.resolve import resolve
+
+QWEN3_4B = {
+    "model_type": "qwen3",
+    "hidden_size": 2560,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 9728,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+PARAMETERS_4B = 4_022_468_096  # what the published checkpoint holds
+
+QUICK_LAUNCH = (
+    "--reward.remote_url examples/python/math_reward_func.py --data.prompt_dataset zhuzilin/dapo-math-17k"
+    " --data.input_key prompt --data.label_key label --data.apply_chat_template --ds.packing_samples --ref.num_nodes 1"
+    " --ref.num_gpus_per_node 4 --actor.num_nodes 1 --actor.num_gpus_per_node 4 --vllm.num_engines 2"
+    " --vllm.tensor_parallel_size 2 --train.colocate_all --vllm.gpu_memory_utilization 0.7 --vllm.enable_sleep"
+    " --ds.enable_sleep --vllm.sync_backend nccl --vllm.enforce_eager --algo.advantage.estimator reinforce_baseline"
+    " --algo.kl.use_loss --algo.kl.estimator k2 --algo.kl.init_coef 1e-5 --actor.entropy_coef 0.0"
+    " --algo.advantage.is_correction_enable --algo.advantage.is_correction_type icepop --rollout.batch_size 128"
+    " --rollout.n_samples_per_prompt 8 --train.batch_size 1024 --algo.dynamic_filtering_enable"
+    " --algo.dynamic_filtering_range 0.0 1.0 --train.dynamic_batch_enable --data.max_len 74240"
+    " --rollout.max_new_tokens 64000 --ds.zero_stage 3 --ds.param_dtype bf16 --actor.gradient_checkpointing_enable"
+    " --actor.adam.lr 5e-7 --ckpt.output_dir ./exp/Qwen3-4B-Thinking"
+)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "Qwen3-4B"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN3_4B), encoding="utf-8")
+    return folder
+
+
+def plan_json(model: Path, flags: str, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    argv = ["plan", "--json", *options, "--", "--actor.model_name_or_path", str(model), *shlex.split(flags)]
+    assert main(argv) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def part(plan: dict[str, Any], role: str, name: str) -> dict[str, Any]:
+    return next(p for p in plan["memory"] if (p["role"], p["name"]) == (role, name))
+
+
+def test_quick_launch_on_8_gpus(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_json(model, QUICK_LAUNCH, capsys, "--gpus", "8", "--prompts", "17000")
+    assert plan["parameters"] == {"actor": PARAMETERS_4B, "ref": PARAMETERS_4B}
+    # ZeRO-3 in bf16 on 4 ranks: 2 bytes of weights and of gradients, 12 of fp32 weights and two moments, each / 4.
+    for role, name, size in [
+        ("actor", "parameters", 2 * PARAMETERS_4B / 4),
+        ("actor", "gradients", 2 * PARAMETERS_4B / 4),
+        ("actor", "optimizer", 12 * PARAMETERS_4B / 4),
+        ("ref", "parameters", 2 * PARAMETERS_4B / 4),
+        ("engines", "parameters", 2 * PARAMETERS_4B / 2),
+        # 70 % of 80 GiB, less the weights and what a program on a GPU takes (1.5 GiB).
+        ("engines", "kv_cache", 0.7 * 80 * GIB - PARAMETERS_4B - 1.5 * GIB),
+    ]:
+        assert part(plan, role, name)["bytes"] == pytest.approx(size, rel=0.01), (role, name)
+    # A token's keys and values: 2 x 36 layers x 8 heads x 128 x 2 bytes, halved by TP 2.
+    per_token = 2 * 36 * 8 * 128 * 2 / 2
+    assert plan["kv_cache_tokens"] == pytest.approx((0.7 * 80 * GIB - PARAMETERS_4B - 1.5 * GIB) / per_token, rel=0.01)
+    assert part(plan, "actor", "optimizer")["phases"] == ["training"]  # asleep otherwise
+    assert part(plan, "engines", "kv_cache")["phases"] == ["generation"]
+    (group,) = plan["placement"]
+    assert (group["members"], group["devices"]) == ("actor + ref + engines", 4)
+    assert plan["weight_sync"] == {
+        "backend": "ipc",
+        "bytes": 2 * PARAMETERS_4B,
+        "buckets": math.ceil(2 * PARAMETERS_4B / 2**28),
+        "engines": 2,
+    }
+    assert plan["batches"]["samples_per_rollout"] == 1024
+    assert plan["batches"]["optimizer_steps_per_rollout"] == 1
+    assert plan["batches"]["lr_horizon"] == 133
+    assert plan["totals"]["actor + ref + engines"]["generation"] < 80 * GIB
+    assert any("upper bounds" in text for text in plan["warnings"])
+
+
+def test_a_run_that_does_not_fit_is_named(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = QUICK_LAUNCH.replace("--vllm.enable_sleep", "")
+    plan = plan_json(model, flags, capsys, "--gpus", "8")
+    assert any("training" in text and "do not fit on a GPU of 80.00 GiB" in text for text in plan["warnings"])
+    plan = plan_json(model, QUICK_LAUNCH, capsys, "--gpus", "8", "--gpu-memory", "12")
+    assert any("fewer than one sample of --data.max_len" in text for text in plan["warnings"])
+
+
+def test_the_table_is_for_people(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["plan", "--gpus", "8", "--", "--actor.model_name_or_path", str(model), *shlex.split(QUICK_LAUNCH)]
+    assert main(argv) == 0
+    text = capsys.readouterr().out
+    assert "actor + ref + engines                  4 devices   actor 1 x 4, ref 1 x 4, 2 engines x TP 2" in text
+    assert "LR horizon         unknown: give --prompts, or --train.max_steps" in text
+    assert "weight push: 7.49 GiB to each of 2 engines" in text
+
+
+@pytest.mark.parametrize(
+    ("stage", "itemsize", "world", "expected"),
+    [
+        # (parameters, gradients, optimiser) in bytes per parameter
+        (0, 2, 4, (2, 4, 12)),
+        (0, 4, 4, (4, 4, 8)),
+        (1, 2, 4, (2, 2, 3)),
+        (2, 2, 4, (2, 0.5, 3)),
+        (2, 4, 2, (4, 2, 6)),
+        (3, 2, 4, (0.5, 0.5, 3)),
+    ],
+)
+def test_zero_stages(stage: int, itemsize: int, world: int, expected: tuple[float, float, float]) -> None:
+    functions = (parameter_bytes, gradient_bytes, optimizer_bytes)
+    found = tuple(f(1000, stage=stage, itemsize=itemsize, world=world) / 1000 for f in functions)
+    assert found == expected
+
+
+def test_muon_keeps_one_moment_of_its_matrices() -> None:
+    assert optimizer_bytes(1000, stage=0, itemsize=4, world=1, matrices=600) == 600 * 4 + 400 * 8
+
+
+def test_checkpointing_stores_one_layer_and_the_inputs(model: Path) -> None:
+    shape = read_shape(str(model))
+    plain = activation_bytes(shape, 1000, 2, checkpointing=False)
+    lean = activation_bytes(shape, 1000, 2, checkpointing=True)
+    assert lean == plain // 36 + 36 * 1000 * 2 * 2560
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        (  # the quickstart's model
+            QWEN3_4B
+            | {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+            | {"head_dim": 32, "intermediate_size": 192, "vocab_size": 261},
+            123_648,
+        ),
+        (  # the same with untied embeddings
+            QWEN3_4B
+            | {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+            | {"head_dim": 32, "intermediate_size": 192, "vocab_size": 261, "tie_word_embeddings": False},
+            140_352,
+        ),
+        (
+            {
+                "model_type": "gpt2",
+                "n_embd": 768,
+                "n_layer": 12,
+                "n_head": 12,
+                "vocab_size": 50257,
+                "n_positions": 1024,
+            },
+            124_439_808,
+        ),
+        (
+            {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+            | {"num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256},
+            8_030_261_248,
+        ),
+        (
+            {"model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14}
+            | {"num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": True},
+            494_032_768,
+        ),
+        (
+            {"model_type": "mixtral", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+            | {"num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32000, "num_local_experts": 8}
+            | {"num_experts_per_tok": 2},
+            46_702_792_704,
+        ),
+    ],
+)
+def test_published_parameter_counts(config: dict[str, Any], parameters: int, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    shape = read_shape(str(tmp_path))
+    assert shape.exact
+    assert shape.parameters == parameters
+
+
+def test_a_vision_model_counts_its_text_part_as_an_estimate(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"vision_config": {}, "text_config": QWEN3_4B}), encoding="utf-8")
+    shape = read_shape(str(tmp_path))
+    assert shape.parameters == PARAMETERS_4B
+    assert not shape.exact
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "is no local model"), ("{", "not JSON"), ("{}", "dimensions are incomplete")]
+)
+def test_models_that_cannot_be_read(content: str | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        read_shape(str(tmp_path))
+
+
+def resolved(flags: str, gpus: int = 0) -> Any:
+    base = "--actor.model_name_or_path A --vllm.num_engines 1 --reward.remote_url f.py --data.prompt_dataset "
+    return resolve(parse_train_ppo(shlex.split(base + flags)), Machine(gpus=gpus))[0]
+
+
+def test_batch_arithmetic(tmp_path: Path) -> None:
+    data = tmp_path / "prompts.jsonl"
+    data.write_text('{"input": "a"}\n' * 101 + "\n", encoding="utf-8")
+    config = resolved(
+        f"{data} --actor.num_gpus_per_node 2 --rollout.batch_size 10 --rollout.n_samples_per_prompt 4"
+        " --train.batch_size 16 --train.micro_batch_size 3 --train.max_epochs 2 --train.num_episodes 3"
+    )
+    found = batches(config, count_prompts(config))
+    assert (found.samples_per_rollout, found.optimizer_steps_per_rollout, found.samples_in_last_step) == (40, 6, 8)
+    assert (found.samples_per_rank, found.micro_batches_per_rank) == (8, 3)
+    assert (found.prompts, found.rollouts, found.prompts_in_last_rollout) == (101, 33, 1)
+    assert found.lr_horizon == (10 * 3 + 1) * 2 * 3
+
+
+def test_prompts_that_cannot_be_counted() -> None:
+    assert count_prompts(resolved("org/dataset")) is None
+    assert batches(resolved("org/dataset --train.max_steps 7"), None).lr_horizon == 7
+
+
+def test_forwards() -> None:
+    lean = resolved("D --algo.advantage.estimator rloo --algo.kl.init_coef 0 --rollout.batch_size 128")
+    assert forwards(lean) == [
+        "generation by the engines",
+        "forward and backward of the policy, 1 time(s) over the batch",
+    ]
+    full = forwards(resolved("D --rollout.batch_size 256 --train.max_epochs 2"))
+    assert [text.split()[0] for text in full] == ["generation", "log-probs", "old", "values", "forward"]
+
+
+def test_tokens_of_a_micro_batch() -> None:
+    fixed = resolved("D --data.max_len 100 --train.micro_batch_size 3 --rollout.micro_batch_size 5")
+    assert (tokens_per_forward(fixed, "training"), tokens_per_forward(fixed, "make_experience")) == (300, 500)
+    dynamic = resolved("D --data.max_len 100 --train.dynamic_batch_enable --train.max_tokens_per_gpu 4096")
+    assert tokens_per_forward(dynamic, "training") == tokens_per_forward(dynamic, "make_experience") == 4096
+    long = resolved("D --data.max_len 9000 --train.dynamic_batch_enable --train.max_tokens_per_gpu 4096")
+    assert tokens_per_forward(long, "training") == 9000  # one sample never splits
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["plan", "--", "--actor.wrong", "1"], "--actor.wrong is not a flag"),
+        (["plan", "--", *shlex.split(QUICK_LAUNCH)], "there is no model to train"),
+        (
+            ["plan", "--gpus", "8", "--", "--actor.model_name_or_path", "no/where", *shlex.split(QUICK_LAUNCH)],
+            "no local",
+        ),
+        (["plam"], "did you mean 'plan'?"),
+    ],
+)
+def test_mistakes(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "plan" in capsys.readouterr().out
+    assert main([]) == 2
+
+
+def test_the_plan_costs_little_and_loads_no_torch(model: Path) -> None:
+    check = "import sys; from openrlhf.launcher.main import main; s = main(sys.argv[1:]);"
+    check += "sys.exit(99 if {'torch', 'ray', 'vllm', 'transformers', 'deepspeed'} & set(sys.modules) else s)"
+    argv = ["plan", "--gpus", "8", "--", "--actor.model_name_or_path", str(model), *shlex.split(QUICK_LAUNCH)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", check, *argv], capture_output=True, timeout=60, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 2.0
