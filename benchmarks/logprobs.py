@@ -66,15 +66,15 @@ def measure(variant: str, tokens: int, vocab: int, hidden_size: int, repeats: in
         return token_logprobs(hidden, weight, targets)[0]
 
     run: Callable[[], torch.Tensor] = {"plain": plain, "chunked": chunked}[variant]
-    before, seconds, checksum = resident_mib("VmRSS"), float("inf"), 0.0
+    before, seconds = resident_mib("VmRSS"), float("inf")
     for _ in range(repeats):
         weight.grad = hidden.grad = None
         start = time.perf_counter()
         run().sum().backward()
         seconds = min(seconds, time.perf_counter() - start)
+    peak = resident_mib("VmHWM") - before
     assert weight.grad is not None
     checksum = float(weight.grad.double().square().sum())
-    peak = resident_mib("VmHWM") - before
     return Result(variant=variant, tokens=tokens, peak_mib=peak, seconds=seconds, checksum=checksum)
 
 

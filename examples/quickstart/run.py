@@ -31,6 +31,7 @@ class Paths:
 
     output: Path
     seed: int
+    name: str = ""
 
     @property
     def warm_start(self) -> Path:
@@ -38,7 +39,7 @@ class Paths:
 
     @property
     def run(self) -> Path:
-        return self.output / f"seed{self.seed}"
+        return self.output / (self.name or f"seed{self.seed}")
 
     @property
     def data(self) -> Path:

@@ -14,7 +14,7 @@ def test_only_the_answer_and_its_end_are_targets() -> None:
     assert (targets[:, :13] == IGNORED).all()
     assert torch.equal(targets[:, 13:], ids[:, 13:])
     for row in ids.tolist():
-        question, answer = TOKENIZER.decode(row[1:11]), TOKENIZER.decode(row[13:])
+        question, answer = str(TOKENIZER.decode(row[1:11])), TOKENIZER.decode(row[13:])
         assert answer == "".join(sorted(question.removeprefix("sort "))) + "<|end|>"
 
 

@@ -5,7 +5,7 @@ import socket
 import statistics
 
 import pytest
-import torch.multiprocessing
+from torch.multiprocessing.spawn import start_processes
 from warm_start import WarmStart, make_warm_start
 
 from support.proof_ranks import Case, run_cases
@@ -34,7 +34,7 @@ def outcomes(tmp_path_factory) -> dict[str, dict]:
     make_warm_start(folder / "warm_start", WarmStart())
     results = folder / "results.jsonl"
     arguments = (2, free_port(), str(folder / "warm_start"), CASES, results)
-    torch.multiprocessing.start_processes(run_cases, args=arguments, nprocs=2, start_method="spawn")
+    start_processes(run_cases, args=arguments, nprocs=2, start_method="spawn")
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     return {f"{row['estimator']}-{row['loss']}-{row['seed']}": row for row in rows}
 
