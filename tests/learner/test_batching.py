@@ -1,0 +1,85 @@
+"""Shares per rank and micro-batches per share."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openrlhf.learner.batching import fixed_micro_batches, partition_by_cost, sample_cost, token_micro_batches
+
+
+def log_normal_lengths(count: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [min(max(int(rng.lognormvariate(6.0, 0.8)), 16), 4096) for _ in range(count)]
+
+
+def test_sample_cost_is_linear_plus_quadratic() -> None:
+    assert sample_cost(600, 100) == 600 * (1 + 600 / 600)
+
+
+def test_partition_of_six_costs() -> None:
+    assert partition_by_cost([5, 4, 3, 3, 2, 1], 2) == [[0, 3, 5], [1, 2, 4]]
+
+
+def test_partition_with_more_shares_than_samples_leaves_some_empty() -> None:
+    assert partition_by_cost([1.0, 2.0], 4) == [[1], [0], [], []]
+
+
+def test_partition_into_no_shares_is_an_error() -> None:
+    with pytest.raises(ValueError, match="0 shares"):
+        partition_by_cost([1.0], 0)
+
+
+def test_many_ranks_are_balanced_with_the_fewest_micro_batches() -> None:
+    """2,048 log-normal lengths over 32 ranks: ≤ 1.005 max/mean, the least micro-batches, ≤ 20 ms."""
+    lengths, hidden, budget = log_normal_lengths(2048), 1024, 8192
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        costs = [sample_cost(n, hidden) for n in lengths]
+        shares = partition_by_cost(costs, 32)
+        plans = [token_micro_batches([lengths[i] for i in share], budget, hidden_size=hidden) for share in shares]
+        seconds.append(time.process_time() - start)
+    loads = [sum(costs[i] for i in share) for share in shares]
+    assert max(loads) / (sum(loads) / 32) <= 1.005
+    tokens = [sum(lengths[i] for i in share) for share in shares]
+    assert [len(plan) for plan in plans] == [math.ceil(t / budget) for t in tokens]
+    assert min(seconds) <= 0.02
+    assert sorted(i for share in shares for i in share) == list(range(2048))
+
+
+def test_fixed_micro_batches_group_like_lengths() -> None:
+    assert fixed_micro_batches([3, 9, 4, 8, 1], 2) == [[1, 3], [0, 2], [4]]
+
+
+def test_one_fixed_micro_batch_keeps_the_order() -> None:
+    assert fixed_micro_batches([3, 9], 8) == [[0, 1]]
+    assert fixed_micro_batches([], 8) == []
+
+
+def test_fixed_micro_batch_size_zero_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one sample"):
+        fixed_micro_batches([1], 0)
+
+
+def test_sample_over_the_budget_is_alone() -> None:
+    assert token_micro_batches([10, 3, 3], 6, hidden_size=64) == [[0], [1, 2]]
+
+
+def test_min_count_splits_further() -> None:
+    assert len(token_micro_batches([2, 2, 2, 2], 100, hidden_size=64, min_count=3)) == 3
+    assert len(token_micro_batches([2], 100, hidden_size=64, min_count=3)) == 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 100), max_size=40), st.integers(1, 120))
+def test_token_plan_covers_each_sample_once_within_the_budget(lengths: list[int], budget: int) -> None:
+    plan = token_micro_batches(lengths, budget, hidden_size=64)
+    assert sorted(i for rows in plan for i in rows) == list(range(len(lengths)))
+    assert all(len(rows) == 1 or sum(lengths[i] for i in rows) <= budget for rows in plan)
+    assert all(plan)

@@ -1,0 +1,66 @@
+"""Schedules by Hugging Face name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from openrlhf.learner.config import OptimConfig
+from openrlhf.learner.schedule import SCHEDULES, build_schedule, warmup_steps
+
+
+def rates(name: str, steps: int, *, warmup: float = 0.0, min_ratio: float = 0.1, base: float = 1.0) -> list[float]:
+    """Rate of every update 0..steps-1, and after the last."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=base)
+    schedule = build_schedule(
+        optimizer, OptimConfig(lr_scheduler=name, lr_warmup_ratio=warmup, min_lr_ratio=min_ratio), steps
+    )
+    seen = [schedule.get_last_lr()[0]]
+    for _ in range(steps):
+        optimizer.step()
+        schedule.step()
+        seen.append(schedule.get_last_lr()[0])
+    return seen
+
+
+def test_linear_decay_is_half_after_half_of_the_optimiser_steps() -> None:
+    # B125: 3 rollouts x 2 epochs x 4 mini-batches = 24 optimiser steps
+    assert rates("linear", 3 * 2 * 4)[12] == pytest.approx(0.5)
+
+
+def test_cosine_reaches_its_minimum_after_the_last_update_and_only_falls() -> None:
+    # B110: 10 samples, 4 per step, 3 epochs: 7 whole updates
+    steps = 10 * 3 // 4
+    seen = rates("cosine_with_min_lr", steps, warmup=0.2)
+    assert steps == 7
+    assert seen[-1] == pytest.approx(0.1)
+    after = seen[warmup_steps(steps, 0.2) :]
+    assert after == sorted(after, reverse=True)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_name_works_and_warms_up(name: str) -> None:
+    # the minimum ratio is only handed to the schedules that know it
+    seen = rates(name, 10, warmup=0.2, base=2.0)
+    assert len(seen) == 11
+    assert max(seen) == pytest.approx(2.0)
+    assert all(rate >= 0 for rate in seen)
+
+
+def test_warmup_is_rounded_up() -> None:
+    assert warmup_steps(40, 0.03) == 2
+    assert warmup_steps(40, 0.0) == 0
+
+
+def test_groups_keep_their_own_base_rate() -> None:
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.02, 1e-3)]
+    optimizer = torch.optim.SGD(groups)
+    schedule = build_schedule(optimizer, OptimConfig(lr_scheduler="linear", lr_warmup_ratio=0.0), 4)
+    optimizer.step()
+    schedule.step()
+    assert schedule.get_last_lr() == pytest.approx([0.015, 0.00075])
+
+
+def test_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"reduce_lr_on_plateau.*use one of linear, cosine"):
+        rates("reduce_lr_on_plateau", 3)
