@@ -11,7 +11,7 @@ from openrlhf.launcher.help_text import help_text
 from openrlhf.launcher.machine import Machine, detect_machine
 from openrlhf.launcher.parsing import UsageError, parse, wants_help
 from openrlhf.launcher.resolve import resolve, resolve_serve_rm, resolve_supervised
-from openrlhf.launcher.rules import check_rules, check_serve_rules, check_supervised_rules, warnings_of
+from openrlhf.launcher.rules import Violation, check_rules, check_serve_rules, check_supervised_rules, warnings_of
 from openrlhf.launcher.saved import config_toml
 from openrlhf.launcher.unsupported import unsupported
 
@@ -23,23 +23,27 @@ def prepare(command: Command, argv: Sequence[str], machine: Machine) -> tuple[An
     return finish(command, parse(command, argv).config, machine)
 
 
-def finish(command: Command, config: Any, machine: Machine) -> tuple[Any, list[str]]:
-    """Resolve and check a parsed configuration."""
-    asked = config
-    if command is TRAIN_PPO_RAY:
-        config, notes = resolve(config, machine)
-        violations, warnings = check_rules(config, machine), warnings_of(config, machine)
-    elif command.prefix:
-        config, notes = resolve_supervised(config, machine, prefix=command.prefix)
-        violations, warnings = check_supervised_rules(config, machine), []
-    elif command is SERVE_RM:
-        config, notes = resolve_serve_rm(config, machine)
-        violations, warnings = check_serve_rules(config, machine), []
-    else:
-        notes, violations, warnings = [], [], []
+def finish(command: Command, asked: Any, machine: Machine) -> tuple[Any, list[str]]:
+    """Resolve and check a parsed configuration; UsageError lists everything wrong, unsupported flags too."""
+    config, violations, notes = check_config(command, asked, machine)
     if problems := [*unsupported(command, asked, config), *(str(v) for v in violations)]:
         raise UsageError(problems)
-    return config, [*notes, *(f"warning: {w}" for w in warnings)]
+    return config, notes
+
+
+def check_config(command: Command, asked: Any, machine: Machine) -> tuple[Any, list[Violation], list[str]]:
+    """The resolved configuration, the rules that it breaks, and the lines to print before the work."""
+    if command is TRAIN_PPO_RAY:
+        config, notes = resolve(asked, machine)
+        warnings = [f"warning: {text}" for text in warnings_of(config, machine)]
+        return config, check_rules(config, machine), [*notes, *warnings]
+    if command.prefix:
+        config, notes = resolve_supervised(asked, machine, prefix=command.prefix)
+        return config, check_supervised_rules(config, machine), notes
+    if command is SERVE_RM:
+        config, notes = resolve_serve_rm(asked, machine)
+        return config, check_serve_rules(config, machine), notes
+    return asked, [], []
 
 
 def run_command(command: Command, argv: Sequence[str] | None, start: Callable[[Any], int]) -> int:
