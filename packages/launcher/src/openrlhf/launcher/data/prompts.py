@@ -227,8 +227,9 @@ def _scan(rows: Rows, reader: PromptReader, flag: str, *, limit: int) -> np.ndar
     for index, row in enumerate(islice(rows, size)):
         field = data.input_key
         try:
-            if not lengths.seen(index, row):
-                lengths.add(index, row, reader.render(row))
+            prompt = lengths.key(row)
+            if not lengths.seen(index, prompt):
+                lengths.add(index, prompt, reader.render(row), measure=lookup(row, data.image_key) is None)
             field = data.image_key
             reader.images(row)
         except PromptError as error:
@@ -249,21 +250,25 @@ class _Lengths:
         self._texts: dict[int, str] = {}
         self._rows: dict[int, list[int]] = {}
 
-    def seen(self, index: int, row: Row) -> bool:
+    def key(self, row: Row) -> int:
+        """The same number for rows whose prompts have the same length."""
+        data = self._reader.data
+        return hash(repr((lookup(row, data.input_key), row.get("tools"), lookup(row, data.image_key) is None)))
+
+    def seen(self, index: int, key: int) -> bool:
         """True, and the row is settled, where the same prompt came before."""
-        key = self._key(row)
-        if key in self._known:
-            self._overlong[index] = self._known[key]
+        known = self._known.get(key)
+        if known is not None:
+            self._overlong[index] = known
         elif key in self._texts:
             self._rows[key].append(index)
-        return key in self._known or key in self._texts
+        return known is not None or key in self._texts
 
-    def add(self, index: int, row: Row, text: str) -> None:
+    def add(self, index: int, key: int, text: str, *, measure: bool) -> None:
         """A new prompt with its rendered text. Prompts with images are measured by the engine, not here."""
-        key = self._key(row)
         if len(self._known) >= _CACHE_LIMIT:
             self._known.clear()
-        if self._reader.surely_fits(text) or lookup(row, self._reader.data.image_key):
+        if not measure or self._reader.surely_fits(text):
             self._known[key] = False
             return
         self._texts[key], self._rows[key] = text, [index]
@@ -284,10 +289,6 @@ class _Lengths:
             self._overlong[self._rows[key]] = self._known[key]
         self._texts.clear()
         self._rows.clear()
-
-    def _key(self, row: Row) -> int:
-        data = self._reader.data
-        return hash(repr((lookup(row, data.input_key), row.get("tools"), bool(lookup(row, data.image_key)))))
 
 
 def _check_columns(rows: Rows, data: PromptData) -> None:

@@ -53,7 +53,7 @@ def lookup(row: Row, key: str, default: Any = None) -> Any:
         return row[key]
     value: Any = row
     for part in key.split("."):
-        value = value.get(part, _MISSING) if isinstance(value, Mapping) else _MISSING
+        value = value.get(part, _MISSING) if isinstance(value, dict) else _MISSING
         if value is _MISSING:
             return default
     return value
@@ -130,7 +130,7 @@ class JsonLines:
         self._file.seek(self._offsets[index])
         line = self._file.readline()
         try:
-            return line.decode("utf-8-sig")
+            return line.decode("utf-8-sig" if index == 0 else "utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"{self.where(index)}: not UTF-8 text ({error})") from None
 
