@@ -2,7 +2,7 @@
 # Serve a reward model over HTTP; trainers reach it with --reward.remote_url http://localhost:5000/get_reward
 # Flags given to this script come last and win, for example: bash examples/scripts/serve_remote_rm.sh --port 5001
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+cd "${BASH_SOURCE[0]%/*}/../.."
 
 MODEL=${MODEL:-OpenRLHF/Llama-3-8b-rm-700k}
 

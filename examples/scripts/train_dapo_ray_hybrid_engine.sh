@@ -2,7 +2,7 @@
 # DAPO: asymmetric clip, token-mean loss, dynamic sampling, soft length limit and no KL, on 8 GPUs.
 # Flags given to this script come last and win, for example: bash examples/scripts/train_dapo_ray_hybrid_engine.sh --train.seed 1
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+cd "${BASH_SOURCE[0]%/*}/../.."
 
 MODEL=${MODEL:-Qwen/Qwen3-4B-Thinking-2507}
 REWARD=${REWARD:-examples/python/math_reward_func.py}

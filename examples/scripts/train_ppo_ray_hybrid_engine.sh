@@ -2,7 +2,7 @@
 # PPO with a critic and a reward model in the cluster; all models and the engines share 8 GPUs.
 # Flags given to this script come last and win, for example: bash examples/scripts/train_ppo_ray_hybrid_engine.sh --train.seed 1
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+cd "${BASH_SOURCE[0]%/*}/../.."
 
 MODEL=${MODEL:-OpenRLHF/Llama-3-8b-sft-mixture}
 REWARD_MODEL=${REWARD_MODEL:-OpenRLHF/Llama-3-8b-rm-700k}

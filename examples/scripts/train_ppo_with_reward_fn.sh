@@ -2,7 +2,7 @@
 # PPO with rewards from a Python function, on 8 GPUs.
 # Flags given to this script come last and win, for example: bash examples/scripts/train_ppo_with_reward_fn.sh --train.seed 1
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+cd "${BASH_SOURCE[0]%/*}/../.."
 
 MODEL=${MODEL:-OpenRLHF/Llama-3-8b-sft-mixture}
 REWARD=${REWARD:-examples/python/math_reward_func.py}

@@ -2,7 +2,7 @@
 # REINFORCE++-baseline on math (RLVR), the default recipe: models and engines share 4 GPUs.
 # Flags given to this script come last and win, for example: bash examples/scripts/train_reinforce_baseline_hybrid_engine.sh --train.seed 1
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+cd "${BASH_SOURCE[0]%/*}/../.."
 
 MODEL=${MODEL:-Qwen/Qwen3-4B-Thinking-2507}
 REWARD=${REWARD:-examples/python/math_reward_func.py}

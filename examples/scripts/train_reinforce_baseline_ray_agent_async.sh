@@ -2,7 +2,7 @@
 # REINFORCE++-baseline with a multi-turn agent, sampling while training: 4 GPUs train, 4 sample.
 # Flags given to this script come last and win, for example: bash examples/scripts/train_reinforce_baseline_ray_agent_async.sh --train.seed 1
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+cd "${BASH_SOURCE[0]%/*}/../.."
 
 MODEL=${MODEL:-Qwen/Qwen3-4B-Thinking-2507}
 AGENT=${AGENT:-examples/python/agent_func.py}

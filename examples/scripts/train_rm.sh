@@ -2,7 +2,7 @@
 # A reward model from preference pairs, on 8 GPUs.
 # Flags given to this script come last and win, for example: bash examples/scripts/train_rm.sh --train.seed 1
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+cd "${BASH_SOURCE[0]%/*}/../.."
 
 MODEL=${MODEL:-OpenRLHF/Llama-3-8b-sft-mixture}
 DATA=${DATA:-OpenRLHF/preference_dataset_mixture2_and_safe_pku}

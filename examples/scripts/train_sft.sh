@@ -2,7 +2,7 @@
 # Supervised fine-tuning on 8 GPUs.
 # Flags given to this script come last and win, for example: bash examples/scripts/train_sft.sh --train.seed 1
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+cd "${BASH_SOURCE[0]%/*}/../.."
 
 MODEL=${MODEL:-meta-llama/Meta-Llama-3-8B}
 DATA=${DATA:-Open-Orca/OpenOrca}

@@ -2,7 +2,7 @@
 # A vision-language model on geometry problems, on 8 GPUs. No packing and no critic: neither knows images.
 # Flags given to this script come last and win, for example: bash examples/scripts/train_vlm_math_hybrid_engine.sh --train.seed 1
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+cd "${BASH_SOURCE[0]%/*}/../.."
 
 MODEL=${MODEL:-Qwen/Qwen3.5-2B}
 REWARD=${REWARD:-examples/python/math_reward_func.py}
