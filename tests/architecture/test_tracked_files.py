@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FORBIDDEN = {
     "registry address": r"py[p]i\.org|python[h]osted\.org|py[t]orch\.org/whl|npm[j]s\.(org|com)|deb\.[d]ebian\.org",
     "path of one machine": r"(?<![\w.])/(w[o]rk|r[o]ot|h[o]me/\w+)/|/(o[p]t)/(wheels|pypi)",
-    "local file index": r"find-links *= *[\"']?/|index-url *=",
+    "local file index": r"find-links *= *[\"']?/|index-url *= *[\"']?\w+:/",
 }
 README_LINES = 120
 

@@ -24,22 +24,22 @@ def pip_lists(monkeypatch):
 
 
 def test_pip_settings_reach_uv(pip_lists):
-    pip_lists("global.find-links='/a\\n/b'", "global.cert='/c.pem'", "global.index-url='http://localhost/simple'")
+    pip_lists("global.find-links='a\\nb'", "global.cert='/c.pem'", "global.index-url='//localhost/simple'")
     env = set_up.uv_environment()
-    assert env["UV_FIND_LINKS"] == "/a,/b"
+    assert env["UV_FIND_LINKS"] == "a,b"
     assert env["SSL_CERT_FILE"] == "/c.pem"
-    assert env["UV_DEFAULT_INDEX"] == "http://localhost/simple"
+    assert env["UV_DEFAULT_INDEX"] == "//localhost/simple"
 
 
 def test_environment_variables_of_pip_win(pip_lists):
-    pip_lists(":env:.find-links='/from-variable'", "global.find-links='/from-file'")
-    assert set_up.uv_environment()["UV_FIND_LINKS"] == "/from-variable"
+    pip_lists(":env:.find-links='from-variable'", "global.find-links='from-file'")
+    assert set_up.uv_environment()["UV_FIND_LINKS"] == "from-variable"
 
 
 def test_variables_of_uv_win(pip_lists, monkeypatch):
-    pip_lists("global.find-links='/from-pip'")
-    monkeypatch.setenv("UV_FIND_LINKS", "/mine")
-    assert set_up.uv_environment()["UV_FIND_LINKS"] == "/mine"
+    pip_lists("global.find-links='from-pip'")
+    monkeypatch.setenv("UV_FIND_LINKS", "mine")
+    assert set_up.uv_environment()["UV_FIND_LINKS"] == "mine"
 
 
 def test_nothing_is_invented(pip_lists):
