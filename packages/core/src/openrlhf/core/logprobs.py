@@ -1,11 +1,14 @@
 """Log-probabilities and entropies of tokens, from logits or, memory-lean, from hidden states and the LM head.
 
-`token_logprobs` never holds the [N, V] logits: forward and backward go over chunks of tokens, and the backward
-recomputes a chunk's logits instead of storing them. Softmax in float32 (float64 for float64 inputs) throughout.
+`token_logprobs` never holds the [N, V] logits: forward and backward go over tiles of tokens x vocabulary (an online
+softmax, Milakov & Gimelshein, 2018), and the backward recomputes a tile's logits instead of storing them.
+Softmax in float32 (float64 for float64 inputs) throughout.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,8 +17,10 @@ from torch.autograd.function import once_differentiable
 
 from openrlhf.core.masks import at_least_fp32
 
-CHUNK_BYTES = 64 * 1024 * 1024
-"""Size of one float32 chunk of logits; a few of them live at the same time."""
+# Tile sizes (tokens, vocabulary). CPU: 8 MiB of float32, near the caches and below malloc's mmap threshold, so that
+# pages are reused. Elsewhere 256 MiB: enough work per kernel.
+_CPU_TILE = (512, 4096)
+_DEVICE_TILE = (4096, 16384)
 
 # Stands in for log 0 next to a probability that is exactly 0: finite, and far below where exp underflows.
 _LOG_ZERO = -1e4
@@ -52,25 +57,27 @@ def token_logprobs(
     bias: Tensor | None = None,
     with_entropy: bool = False,
     chunk_tokens: int | None = None,
+    chunk_vocab: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """(log-probs [N], entropies [N] or None) of softmax((hidden weight^T + bias) / temperature), float32.
 
     hidden [N, H], weight [V, H], bias [V] in one dtype, targets [N] int64. The product is computed in that dtype, as
     the model's own head would, the softmax in float32 (all in float64 for float64). Gradients flow to hidden, weight
-    and bias, whichever require them; the weight's is accumulated in at least float32. Only first derivatives.
-    chunk_tokens: tokens per chunk, None for about CHUNK_BYTES of logits; it changes memory, not results.
-    Entropy: -sum p log p in nats, where tokens of probability 0 contribute 0.
+    and bias, whichever require them, accumulated in at least float32. Only first derivatives.
+    chunk_tokens, chunk_vocab: size of a tile of logits, by default 512 x 4096 on CPU and 4096 x 16384 elsewhere; they
+    change memory and rounding, nothing else.
+    Entropy: -sum p log p in nats, where tokens of probability 0 contribute 0, also to the gradient.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit, temperature or chunk_tokens not > 0.
+        ValueError: shapes or dtypes that do not fit; temperature, chunk_tokens or chunk_vocab not > 0.
     """
     _check_temperature(temperature)
     _check_head(hidden, weight, targets, bias)
-    if chunk_tokens is None:
-        chunk_tokens = max(1, CHUNK_BYTES // (4 * weight.shape[0]))
-    elif chunk_tokens <= 0:
-        raise ValueError(f"chunk_tokens must be > 0, got {chunk_tokens!r}")
-    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, targets, bias, temperature, with_entropy, chunk_tokens)
+    tokens, vocab = _CPU_TILE if hidden.device.type == "cpu" else _DEVICE_TILE
+    tile = (tokens if chunk_tokens is None else chunk_tokens, vocab if chunk_vocab is None else chunk_vocab)
+    if min(tile) <= 0:
+        raise ValueError(f"chunk_tokens and chunk_vocab must be > 0, got {tile!r}")
+    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, targets, bias, temperature, with_entropy, tile)
     return logprobs, entropy if with_entropy else None
 
 
@@ -86,72 +93,135 @@ class _TokenLogprobs(torch.autograd.Function):
         bias: Tensor | None,
         temperature: float,
         with_entropy: bool,
-        chunk_tokens: int,
+        tile: tuple[int, int],
     ) -> tuple[Tensor, Tensor]:
-        n = len(targets)
-        logprobs = at_least_fp32(hidden).new_empty(n)
-        lse, entropy = torch.empty_like(logprobs), logprobs.new_empty(n if with_entropy else 0)
-        for start in range(0, n, chunk_tokens):
-            rows = slice(start, start + chunk_tokens)
-            z = _logits(hidden[rows], weight, bias, temperature)
-            lse[rows] = z.logsumexp(-1)
-            logprobs[rows] = z.gather(-1, targets[rows, None]).squeeze(-1) - lse[rows]
-            if with_entropy:
-                logp = z.sub_(lse[rows, None])
-                p = logp.exp()
-                entropy[rows] = -p.mul_(logp.clamp_min_(_LOG_ZERO)).sum(-1)
-            del z
+        head = _Head(weight, bias, temperature)
+        state = _OnlineSoftmax(at_least_fp32(hidden[:0]), len(targets), with_entropy)
+        for columns in _slices(len(weight), tile[1]):
+            for rows in _slices(len(targets), tile[0]):
+                z = head.logits(hidden, rows, columns)
+                state.add(z, rows, _Targets.of(targets, rows, columns))
+        lse = state.log_sum_exp()
+        entropy = state.entropy()
         ctx.save_for_backward(hidden, weight, targets, bias, lse, entropy)
-        ctx.temperature, ctx.with_entropy, ctx.chunk_tokens = temperature, with_entropy, chunk_tokens
-        return logprobs, entropy
+        ctx.temperature, ctx.with_entropy, ctx.tile = temperature, with_entropy, tile
+        return state.target_logit - lse, entropy
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (torch types the decorator as positional-only)
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        grad_logprobs, grad_entropy = grad_outputs
         hidden, weight, targets, bias, lse, entropy = ctx.saved_tensors
         want_hidden, want_weight, _, want_bias = ctx.needs_input_grad[:4]
-        grad_hidden = torch.empty_like(hidden) if want_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=lse.dtype) if want_weight else None
-        grad_bias = lse.new_zeros(len(bias)) if want_bias else None
-        for start in range(0, len(targets), ctx.chunk_tokens):
-            rows = slice(start, start + ctx.chunk_tokens)
-            z = _logits(hidden[rows], weight, bias, ctx.temperature)
-            h = (grad_entropy[rows], entropy[rows]) if ctx.with_entropy else None
-            grad_z = _logits_grad(z, targets[rows], lse[rows], grad_logprobs[rows], h).div_(ctx.temperature)
-            del z
-            if grad_bias is not None:
-                grad_bias += grad_z.sum(0)
-            grad_z = grad_z.to(hidden.dtype)
-            if grad_hidden is not None:
-                torch.mm(grad_z, weight, out=grad_hidden[rows])
-            if grad_weight is not None:
-                _add_product(grad_weight, grad_z.t(), hidden[rows])
-            del grad_z
+        grad_logprobs, grad_entropy = (g / ctx.temperature for g in grad_outputs)
+        head = _Head(weight, bias, ctx.temperature)
+        grad_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if want_hidden else None
+        grad_weight = torch.empty_like(weight) if want_weight else None
+        grad_bias = lse.new_zeros(len(weight)) if want_bias else None
+        for columns in _slices(len(weight), ctx.tile[1]):
+            tile_weight = torch.zeros_like(weight[columns], dtype=lse.dtype) if want_weight else None
+            for rows in _slices(len(targets), ctx.tile[0]):
+                z = head.logits(hidden, rows, columns)
+                h = (grad_entropy[rows], entropy[rows]) if ctx.with_entropy else None
+                inside = _Targets.of(targets, rows, columns)
+                grad_z = _logits_grad(z, inside, lse[rows], grad_logprobs[rows], h)
+                if grad_bias is not None:
+                    grad_bias[columns] += grad_z.sum(0)
+                grad_z = grad_z.to(hidden.dtype)
+                if grad_hidden is not None:
+                    _add_product(grad_hidden[rows], grad_z, weight[columns])
+                if tile_weight is not None:
+                    _add_product(tile_weight, grad_z.t(), hidden[rows])
+            if grad_weight is not None and tile_weight is not None:
+                grad_weight[columns] = tile_weight
         return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_hidden is None else grad_hidden.to(hidden.dtype),
+            grad_weight,
             None,
             None if grad_bias is None else grad_bias.to(bias.dtype),
             *[None] * 3,
         )
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """A fresh [C, V] tensor of tempered logits in at least float32, free to be overwritten."""
-    z = torch.nn.functional.linear(hidden, weight, bias)
-    z = at_least_fp32(z)
-    return z if temperature == 1.0 else z.div_(temperature)
+@dataclass(frozen=True)
+class _Head:
+    """The projection to the vocabulary."""
+
+    weight: Tensor
+    bias: Tensor | None
+    temperature: float
+
+    def logits(self, hidden: Tensor, rows: slice, columns: slice) -> Tensor:
+        """A fresh tile of tempered logits in at least float32, free to be overwritten."""
+        bias = None if self.bias is None else self.bias[columns]
+        z = at_least_fp32(torch.nn.functional.linear(hidden[rows], self.weight[columns], bias))
+        return z if self.temperature == 1.0 else z.div_(self.temperature)
+
+
+@dataclass(frozen=True)
+class _Targets:
+    """Targets within a tile: column [C, 1], clamped into the tile, and inside [C], False where it was clamped."""
+
+    column: Tensor
+    inside: Tensor
+
+    @classmethod
+    def of(cls, targets: Tensor, rows: slice, columns: slice) -> _Targets:
+        column = targets[rows, None] - columns.start
+        clamped = column.clamp(0, columns.stop - columns.start - 1)
+        return cls(clamped, (column == clamped).squeeze(-1))
+
+
+class _OnlineSoftmax:
+    """Running maximum m, sum of exp(z - m) and, for the entropy, sum of exp(z - m) (z - m) per token [N]."""
+
+    def __init__(self, like: Tensor, n: int, with_entropy: bool) -> None:
+        # A finite start: exp(m_old - m_new) is 0 and not NaN while every logit so far is -inf.
+        self.maximum = like.new_full((n,), torch.finfo(like.dtype).min)
+        self.sum_exp = like.new_zeros(n)
+        self.sum_weighted = like.new_zeros(n if with_entropy else 0)
+        self.with_entropy = with_entropy
+        self.target_logit = like.new_zeros(n)
+
+    def add(self, z: Tensor, rows: slice, targets: _Targets) -> None:
+        """Take in the tile z [C, W] of these rows; z is overwritten."""
+        self.target_logit[rows] = torch.where(
+            targets.inside, z.gather(1, targets.column).squeeze(1), self.target_logit[rows]
+        )
+        old = self.maximum[rows]
+        new = torch.maximum(old, z.amax(-1))
+        shift = old - new
+        decay = shift.exp()
+        z.sub_(new[:, None])
+        if self.with_entropy:
+            shifted = z.clamp_min(_LOG_ZERO)
+            tile_weighted = shifted.mul_(z.exp_()).sum(-1)
+            carried = self.sum_weighted[rows] + self.sum_exp[rows] * shift.clamp_min(_LOG_ZERO)
+            self.sum_weighted[rows] = decay * carried + tile_weighted
+        else:
+            z.exp_()
+        self.sum_exp[rows] = decay * self.sum_exp[rows] + z.sum(-1)
+        self.maximum[rows] = new
+
+    def log_sum_exp(self) -> Tensor:
+        return self.maximum + self.sum_exp.log()
+
+    def entropy(self) -> Tensor:
+        """log sum_exp - mean of (z - m), [N], or [0] if it was not asked for."""
+        return self.sum_exp.log() - self.sum_weighted / self.sum_exp if self.with_entropy else self.sum_weighted
+
+
+def _slices(total: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, total)) for start in range(0, total, size))
 
 
 def _logits_grad(
-    z: Tensor, targets: Tensor, lse: Tensor, grad_logprobs: Tensor, entropy: tuple[Tensor, Tensor] | None
+    z: Tensor, targets: _Targets, lse: Tensor, grad_logprobs: Tensor, entropy: tuple[Tensor, Tensor] | None
 ) -> Tensor:
-    """Gradient with respect to z [C, V], which is overwritten. entropy: (its gradient [C], its value [C]) or None.
+    """Gradient with respect to the tile z [C, W], which is overwritten. entropy: (its gradient, its value) or None.
 
-    d logp_y / d z_k = 1[k = y] - p_k; d H / d z_k = -p_k (log p_k + H).
+    d log p_y / d z_k = 1[k = y] - p_k; d H / d z_k = -p_k (log p_k + H).
     """
     logp = z.sub_(lse[:, None])
     if entropy is None:
@@ -161,7 +231,8 @@ def _logits_grad(
         grad = logp.exp()
         factor = logp.clamp_min_(_LOG_ZERO).add_(value[:, None]).mul_(-grad_entropy[:, None])
         grad.mul_(factor.sub_(grad_logprobs[:, None]))
-    return grad.scatter_add_(1, targets[:, None], grad_logprobs[:, None])
+    at_target = torch.where(targets.inside, grad_logprobs, torch.zeros_like(grad_logprobs))
+    return grad.scatter_add_(1, targets.column, at_target[:, None])
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
