@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -29,28 +30,39 @@ NAMES = {
     "train_sft",
     "train_vlm_math_hybrid_engine",
 }
+EXTRA = ["--ds.param_dtype", "bf16"]
+"""Handed to each script by the tests; every command has it."""
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """PATH with programs that write down how they were called instead of running."""
+@dataclass(frozen=True)
+class Call:
+    """The command that a script starts, the flags it gives, and the folder it does so in."""
+
+    command: Command
+    argv: list[str]
+    folder: str
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
+    """What each script calls, with programs on PATH that write down how they were called instead of running."""
+    folder = tmp_path_factory.mktemp("programs")
     for name in ("python3", "torchrun", "openrlhf-launch"):
-        program = tmp_path / name
+        program = folder / name
         program.write_text('#!/bin/sh\nprintf \'%s\\0\' "$PWD" "$@"\n', encoding="utf-8")
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    return {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    return {script.stem: called(script, environment) for script in SCRIPTS}
 
 
-def called(script: Path, environment: dict[str, str], *extra: str) -> tuple[Command, list[str], str]:
-    """The command that a script starts, the flags it gives, and the folder it does so in."""
-    done = subprocess.run(
-        ["bash", str(script), *extra], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
-    )
+def called(script: Path, environment: dict[str, str]) -> Call:
+    words = ["bash", str(script), *EXTRA]
+    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     folder, *words = done.stdout.removesuffix("\0").split("\0")
     if words[0] == "slurm":
-        return TRAIN_PPO_RAY, words[words.index("--") + 1 :], folder
+        return Call(TRAIN_PPO_RAY, words[words.index("--") + 1 :], folder)
     module = next(word for word in words if word.startswith("openrlhf.cli."))
-    return COMMANDS[module.removeprefix("openrlhf.cli.")], words[words.index(module) + 1 :], folder
+    return Call(COMMANDS[module.removeprefix("openrlhf.cli.")], words[words.index(module) + 1 :], folder)
 
 
 def test_no_script_is_missing() -> None:
@@ -58,23 +70,14 @@ def test_no_script_is_missing() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_script(script: Path, environment: dict[str, str]) -> None:
-    command, argv, folder = called(script, environment)
-    _, violations, notes = check_config(command, parse(command, argv).config, Machine(gpus=8, nodes=None))
+def test_script(script: Path, calls: dict[str, Call]) -> None:
+    call = calls[script.stem]
+    config = parse(call.command, call.argv).config
+    _, violations, notes = check_config(call.command, config, Machine(gpus=8, nodes=None))
     assert [str(v) for v in violations] == []
     assert [note for note in notes if note.startswith("warning")] == []
-    assert Path(folder) == ROOT
+    assert Path(call.folder) == ROOT
     assert os.access(script, os.X_OK)
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_flags_given_to_a_script_win(script: Path, environment: dict[str, str]) -> None:
-    command, argv, _ = called(script, environment, "--data.max_len", "31")
-    assert parse(command, argv).config.data.max_len == 31
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_files_that_a_script_names_exist(script: Path, environment: dict[str, str]) -> None:
-    _, argv, _ = called(script, environment)
-    files = [word for word in argv if word.startswith("examples/")]
+    assert call.argv[-2:] == EXTRA  # a user's flags come last, so they win
+    files = [word for word in call.argv if word.startswith("examples/")]
     assert [file for file in files if not (ROOT / file).is_file()] == []
