@@ -10,22 +10,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from openrlhf.agents.agent_file import check_agent_file
+from openrlhf.agents.files import CodeFile
+from openrlhf.agents.reward_file import check_reward_file
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.data.prompts import PromptDataset, load_prompts
+from openrlhf.launcher.tokenizers import load_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What the checks brought along. reward_file and agent_file: (name, source text)."""
+    """What the checks brought along."""
 
     tokenizer: Any
     vocab_size: int
     prompts: PromptDataset
     eval_prompts: list[PromptItem]
-    reward_file: tuple[str, str] | None = None
+    reward_file: CodeFile | None = None
     reward_urls: tuple[str, ...] = ()
-    agent_file: tuple[str, str] | None = None
+    agent_file: CodeFile | None = None
 
     @property
     def pad_token_id(self) -> int:
@@ -44,7 +48,8 @@ def prepare(config: TrainPPOConfig) -> Prepared:
         if path is not None:
             check_model(path, flag)
     reward_file, reward_urls = reward_source(config)
-    agent_file = _source(config.train.agent_func_path, "--train.agent_func_path")
+    agent_path = config.train.agent_func_path
+    agent_file = None if agent_path is None else check_agent_file(agent_path)
     if agent_file is None and not reward_urls and reward_file is None and not config.has_reward_model:
         raise ValueError(
             "nothing gives rewards: set --reward.remote_url (a URL or a .py file), --reward.model_name_or_path or "
@@ -89,16 +94,6 @@ def check_model(path: str | None, flag: str) -> str:
     return path
 
 
-def load_tokenizer(model: str, *, fast: bool) -> Any:
-    """The model's tokenizer, padded on the left. Raises ValueError where there is none."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(model, use_fast=fast, padding_side="left")
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--actor.model_name_or_path {model!r}: no tokenizer could be loaded: {error}") from error
-
-
 def vocab_size(model: str) -> int:
     """Rows of the model's embedding, from its configuration."""
     config = Path(model) / "config.json"
@@ -112,29 +107,15 @@ def vocab_size(model: str) -> int:
     return int(AutoConfig.from_pretrained(model).get_text_config().vocab_size)
 
 
-def reward_source(config: TrainPPOConfig) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
+def reward_source(config: TrainPPOConfig) -> tuple[CodeFile | None, tuple[str, ...]]:
     """`--reward.remote_url` as a checked Python file or as URLs."""
     value = config.reward.remote_url
     if value is None or config.train.agent_func_path is not None:
         return None, ()
     if value.endswith(".py"):
-        source = _source(value, "--reward.remote_url")
-        assert source is not None
-        from openrlhf.agents.reward_file import check_reward_file
-
-        check_reward_file(value)
-        return source, ()
+        return check_reward_file(value), ()
     urls = tuple(part.strip() for part in value.split(",") if part.strip())
     wrong = [url for url in urls if not url.startswith(("http://", "https://"))]
     if wrong or not urls:
         raise ValueError(f"--reward.remote_url {value!r}: expected http(s) URLs or the path of a .py file")
     return None, urls
-
-
-def _source(path: str | None, flag: str) -> tuple[str, str] | None:
-    if path is None:
-        return None
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise FileNotFoundError(f"{flag} {path!r}: file not found (looked in {Path.cwd()})")
-    return str(file.resolve()), file.read_text(encoding="utf-8")

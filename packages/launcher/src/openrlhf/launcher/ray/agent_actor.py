@@ -4,45 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
-from openrlhf.agents.engine import EngineError, Generation, SamplingParams
+from openrlhf.agents.engine import EngineError, Generation
 from openrlhf.agents.types import PromptItem, Trajectory
+from openrlhf.launcher.ray.agent_spec import AgentSpec
 from openrlhf.launcher.ray.calls import first_line
 from openrlhf.launcher.trainer.protocols import EvalRequest, SampleInfo
+from openrlhf.launcher.trainer.samples import sample_info
 from openrlhf.rollout.requests import EngineDownError, GenerateRequest, RequestFailure, raise_failure
 
 if TYPE_CHECKING:
     from openrlhf.agents.worker import AgentWorker
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentSpec:
-    """What an agent worker is made of. Files travel by content, so that they work on nodes without a shared disk.
-
-    agent_file / reward_file: (name, source) or None. reward_urls: HTTP reward servers.
-    """
-
-    tokenizer_path: str
-    use_fast_tokenizer: bool
-    sampling: SamplingParams
-    n_samples: int
-    max_len: int
-    max_new_tokens: int | None
-    seed: int
-    agent_timeout: float
-    max_turns: int
-    max_concurrency: int
-    overlong: str
-    agent_file: tuple[str, str] | None = None
-    reward_file: tuple[str, str] | None = None
-    reward_urls: tuple[str, ...] = ()
-    reward_api_key: str | None = None
-    reward_timeout: float = 60.0
-    request_timeout: float = 600.0
+    from openrlhf.rollout.router import Router
 
 
 class RayEngineClient:
@@ -108,8 +84,11 @@ def _settle(future: asyncio.Future[Generation], result: Generation | RequestFail
 class AgentActor:
     """Rolls groups out; the scalars go to the controller, the trajectories stay in the object store."""
 
-    def __init__(self, spec: AgentSpec, engines: Sequence[tuple[str, Any]]) -> None:
+    def __init__(self, spec: AgentSpec, engines: Sequence[tuple[str, Any]], number: int) -> None:
         self._spec = spec
+        self._number = number
+        self._router: Router | None = None
+        self._loading = asyncio.Lock()
         self._engines = list(engines)
         self._worker: AgentWorker | None = None
 
@@ -117,7 +96,9 @@ class AgentActor:
         """Load tokenizer, agent and reward function."""
         from openrlhf.launcher.ray.agent_setup import build_worker
 
-        self._worker, self._router = await build_worker(self._spec, self._clients())
+        async with self._loading:
+            if self._worker is None:
+                self._worker, self._router = await build_worker(self._spec, self._clients(), self._number)
 
     def _clients(self) -> list[RayEngineClient]:
         return [RayEngineClient(name, actor) for name, actor in self._engines]
@@ -125,7 +106,7 @@ class AgentActor:
     async def set_engines(self, engines: Sequence[tuple[str, Any]]) -> None:
         """Use these engine actors from now on."""
         self._engines = list(engines)
-        if self._worker is not None:
+        if self._router is not None:
             self._router.set_clients(self._clients())
 
     async def run_group(
@@ -141,30 +122,9 @@ class AgentActor:
             n_samples=evaluation.n_samples_per_prompt if evaluation else None,
             temperature=evaluation.temperature if evaluation else None,
         )
-        return [describe(t, self._spec.max_len) for t in trajectories], trajectories
+        return [sample_info(t, max_len=self._spec.max_len) for t in trajectories], trajectories
 
     async def shutdown(self) -> None:
         """End the reward worker's process."""
         if self._worker is not None:
             await self._worker.close()
-
-
-def describe(trajectory: Trajectory, max_len: int) -> SampleInfo:
-    """The scalars of a trajectory."""
-    versions = [v for v in trajectory.versions if v >= 0]
-    failure = trajectory.failure
-    return SampleInfo(
-        reward=trajectory.reward,
-        score=trajectory.score,
-        total_length=len(trajectory.token_ids),
-        num_trainable=trajectory.num_trainable,
-        longest_turn=max((t.end - t.start for t in trajectory.turns), default=0),
-        truncated=trajectory.truncated,
-        failed=trajectory.failed,
-        failure="" if failure is None else f"{failure.border}: {failure.message}\n{failure.traceback}".rstrip(),
-        stop_reason=trajectory.stop_reason.value,
-        min_version=min(versions, default=-1),
-        max_version=max(versions, default=-1),
-        clipped=len(trajectory.token_ids) >= max_len,
-        extra_logs=dict(trajectory.extra_logs),
-    )

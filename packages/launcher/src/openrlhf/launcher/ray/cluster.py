@@ -136,6 +136,7 @@ def _start(run_id: str) -> Cluster:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_worker_niceness": os.environ.get("RAY_worker_niceness", "0"),  # noqa: SIM112  Ray's 15 starves ranks on a busy CPU
         "RAY_DEDUP_LOGS": os.environ.get("RAY_DEDUP_LOGS", "0"),
+        "RAY_raylet_start_wait_time_s": os.environ.get("RAY_raylet_start_wait_time_s", "120"),  # noqa: SIM112
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": os.environ.get("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"),
     }
     cluster = Cluster(

@@ -12,6 +12,7 @@ import ray
 from openrlhf.launcher.ray.calls import WorkerDiedError, gather
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.weights.group import GroupAddress
+from openrlhf.rollout.weights.wire import BucketPlan
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class EngineFleet:
             offset += spec.num_workers
         await self._on_all("weight group", timeout, "init_weight_transfer", arguments)
 
-    async def receive_weights(self, plan: dict, version: int, *, timeout: float) -> None:
+    async def receive_weights(self, plan: BucketPlan, version: int, *, timeout: float) -> None:
         await self.on_each(f"weight push {version}", "receive_weights", plan, version, timeout=timeout)
 
     async def score(self, rows: Sequence[Sequence[int]], *, timeout: float) -> dict[str, list[list[float]]]:

@@ -91,7 +91,7 @@ class LearnerActor:
         if self.sender is not None:
             self.sender.connect()
 
-    def plan_push(self, bucket_bytes: int) -> dict[str, Any]:
+    def plan_push(self, bucket_bytes: int) -> BucketPlan:
         """All ranks: what a push moves, in which buckets."""
         from openrlhf.rollout.weights.wire import TensorSpec, plan_buckets
 
@@ -99,7 +99,7 @@ class LearnerActor:
         infos = self.trainer.learner.weight_metadata()
         specs = [TensorSpec(i.name, str(i.dtype).removeprefix("torch."), i.shape) for i in infos]
         self.plan = plan_buckets(specs, bucket_bytes)
-        return self.plan.to_dict()
+        return self.plan
 
     def push(self, version: int) -> Any:
         """All ranks: stream the weights; rank 0 sends them."""

@@ -17,7 +17,8 @@ from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.data.sampler import PromptSampler
 from openrlhf.launcher.horizon import optimizer_step_horizon
 from openrlhf.launcher.preflight import Prepared
-from openrlhf.launcher.ray.agent_actor import AgentActor, AgentSpec
+from openrlhf.launcher.ray.agent_actor import AgentActor
+from openrlhf.launcher.ray.agent_spec import AgentSpec
 from openrlhf.launcher.ray.calls import get
 from openrlhf.launcher.ray.cluster import Cluster
 from openrlhf.launcher.ray.devices import extra_noset
@@ -36,6 +37,8 @@ from openrlhf.rollout.engine_spec import EngineSpec, parse_engine_args
 log = logging.getLogger(__name__)
 
 SETUP_TIMEOUT = 1800.0
+REQUEST_TIMEOUT = 3600.0
+"""Bound of one generation call within a group's bound: long answers take long, a dead engine is seen at once."""
 
 
 async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster, sink: MetricSink) -> TrainerParts:
@@ -222,14 +225,13 @@ def start_rollout(
     spec_ref = ray.put(spec)
 
     def spawn(number: int) -> Any:
-        del number
         engines = list(zip(fleet.names, fleet.actors, strict=True))
         return actor.options(num_cpus=0, max_concurrency=10_000, runtime_env={"env_vars": dict(environment)}).remote(
-            spec_ref, engines
+            spec_ref, engines, number
         )
 
     turns = config.agent.max_turns if config.train.agent_func_path else 1
-    bound = (config.agent.timeout + spec.request_timeout) * turns + config.reward.timeout + 60.0
+    bound = (config.agent.timeout + REQUEST_TIMEOUT) * turns + config.reward.timeout + 60.0
     return RayRollout(spawn, workers=config.agent.num_workers, group_timeout=bound)
 
 
@@ -251,9 +253,7 @@ def agent_spec(config: TrainPPOConfig, prepared: Prepared) -> AgentSpec:
         max_len=config.data.max_len,
         max_new_tokens=rollout.max_new_tokens,
         seed=config.train.seed,
-        agent_timeout=config.agent.timeout,
-        max_turns=config.agent.max_turns,
-        max_concurrency=config.agent.max_concurrency,
+        agent=config.agent,
         overlong=config.data.overlong_prompts,
         agent_file=prepared.agent_file,
         reward_file=prepared.reward_file,

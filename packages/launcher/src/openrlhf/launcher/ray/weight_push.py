@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, TypeVar
 
 from openrlhf.launcher.ray.calls import WorkerDiedError
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
@@ -13,12 +14,18 @@ from openrlhf.rollout.sync_check import SyncError, check_sequences, compare
 
 if TYPE_CHECKING:
     from openrlhf.launcher.ray.learner_group import RankGroup
+    from openrlhf.rollout.weights.wire import BucketPlan
 
 log = logging.getLogger(__name__)
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 CONNECT_TIMEOUT = 60.0
 PUSH_TIMEOUT = 1800.0
 CHECK_TIMEOUT = 600.0
+OTHER_SIDE_TIMEOUT = 30.0
+"""How long the other side of a failed exchange may take to notice; the group's own time-out is 15 s."""
 ATTEMPTS = 3
 """A push that fails this often in a row ends the run."""
 
@@ -37,7 +44,7 @@ class WeightPush:
         self._rows = check_sequences(vocab_size)
         self._generation = 0
         self._connected = False
-        self._plan: dict | None = None
+        self._plan: BucketPlan | None = None
 
     async def push(self, policy: RankGroup, version: int) -> dict[str, float]:
         """Push and check. Returns rollout/sync_error, timing/broadcast and timing/sync_check.
@@ -97,16 +104,17 @@ class WeightPush:
         )
 
 
-async def _both(first, second):  # type: ignore[no-untyped-def]
+async def _both(first: Awaitable[A], second: Awaitable[B]) -> tuple[A, B]:
     """Await both sides of an exchange; when one fails, the other gets a moment to fail too. A death is raised first."""
     tasks = [asyncio.ensure_future(first), asyncio.ensure_future(second)]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    if any(task.exception() for task in done) and pending:
-        await asyncio.wait(pending, timeout=30)
-    failed = [t.exception() for t in tasks if t.done() and not t.cancelled() and t.exception()]
-    for task in tasks:
+    causes = [error for task in done if (error := task.exception()) is not None]
+    if causes and pending:
+        late, pending = await asyncio.wait(pending, timeout=OTHER_SIDE_TIMEOUT)
+        causes += [error for task in late if (error := task.exception()) is not None]
+    for task in pending:
         task.cancel()
-    if failed:
-        died = [e for e in failed if isinstance(e, WorkerDiedError)]
-        raise (died or failed)[0]  # type: ignore[misc]
+    if causes:
+        deaths = [error for error in causes if isinstance(error, WorkerDiedError)]
+        raise (deaths or causes)[0]
     return tasks[0].result(), tasks[1].result()

@@ -6,12 +6,12 @@ Nothing is computed here that learns: no advantage, no baseline; rewards come in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
-from openrlhf.agents.types import StopReason, Trajectory, Turn
+from openrlhf.agents.types import Trajectory
 from openrlhf.core.batch import Batch, pad_rows
+from openrlhf.launcher.trainer.samples import cut
 
 
 def build_batch(
@@ -54,25 +54,4 @@ def build_batch(
         versions=versions.masked_fill(~action_mask, -1),
         rewards=torch.tensor(list(rewards), dtype=torch.float32),
         extra={"images": [list(r.images) for r in rows]} if any(r.images for r in rows) else None,
-    )
-
-
-def cut(trajectory: Trajectory, max_len: int) -> Trajectory:
-    """The first `max_len` tokens of a trajectory; itself where it is not longer. What is cut counts as LENGTH."""
-    if len(trajectory.token_ids) <= max_len:
-        return trajectory
-    turns = [
-        Turn(start=t.start, end=min(t.end, max_len), finish_reason=t.finish_reason if t.end <= max_len else "length")
-        for t in trajectory.turns
-        if t.start < max_len
-    ]
-    return replace(
-        trajectory,
-        token_ids=trajectory.token_ids[:max_len],
-        trainable=trajectory.trainable[:max_len],
-        logprobs=trajectory.logprobs[:max_len],
-        versions=trajectory.versions[:max_len],
-        prompt_length=min(trajectory.prompt_length, max_len),
-        turns=turns,
-        stop_reason=trajectory.stop_reason if trajectory.failed else StopReason.LENGTH,
     )

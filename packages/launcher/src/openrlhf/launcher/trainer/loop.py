@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.core.kl import AdaptiveKLController, FixedKLController
 from openrlhf.core.rewards import RunningRewardNorm
 from openrlhf.launcher.config import TrainPPOConfig
-from openrlhf.launcher.trainer.collect import Collected, Collector
+from openrlhf.launcher.trainer.collect import Collected, Collector, PromptSource
 from openrlhf.launcher.trainer.evaluation import evaluation_metrics
 from openrlhf.launcher.trainer.plan import cut_mini_batches, epoch_order
 from openrlhf.launcher.trainer.protocols import EvalRequest, Group, Learner, Rollout
@@ -31,18 +31,6 @@ class MetricSink(Protocol):
     def log_step(self, step: int, metrics: dict[str, float]) -> None: ...
 
     def log_evaluation(self, step: int, metrics: dict[str, float]) -> None: ...
-
-
-class PromptSource(Protocol):
-    """Prompts of one episode after the other, in a seeded order."""
-
-    def start_episode(self, episode: int) -> None: ...
-
-    def next(self, n: int) -> list[PromptItem]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass
@@ -105,7 +93,7 @@ class Trainer:
         await self.parts.learner.push_weights(self.state.version)
         for episode in range(self.state.episode, self.config.train.num_episodes):
             self.state.episode = episode
-            self.parts.prompts.start_episode(episode)
+            self.collector.start_episode(episode)
             await self._episode()
             if self._finished():
                 break

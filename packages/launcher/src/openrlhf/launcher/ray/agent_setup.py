@@ -1,0 +1,68 @@
+"""What runs inside an agent worker: tokenizer, executor, reward source, router over the engines."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+
+from openrlhf.agents.agent_file import load_executor
+from openrlhf.agents.context import GroupExecutor
+from openrlhf.agents.executor import SingleTurnExecutor
+from openrlhf.agents.reward_process import RewardPool
+from openrlhf.agents.rewards import RewardSource
+from openrlhf.agents.watchdog import Blocked
+from openrlhf.agents.worker import AgentWorker, WorkerSettings
+from openrlhf.launcher.ray.agent_spec import AgentSpec
+from openrlhf.launcher.tokenizers import load_tokenizer
+from openrlhf.rollout.router import EngineClient, Router
+
+log = logging.getLogger(__name__)
+
+BLOCKED_EXIT = 86
+"""Exit code of a worker whose event loop an agent blocked; the controller starts another one."""
+
+
+async def build_worker(spec: AgentSpec, clients: Sequence[EngineClient], number: int) -> tuple[AgentWorker, Router]:
+    """Load everything an agent worker needs; an author's broken file raises here."""
+    router = Router(clients, first=number)
+    source = await reward_source(spec)
+    executor: GroupExecutor = load_executor(spec.agent_file) if spec.agent_file else SingleTurnExecutor(source)
+    worker = AgentWorker(
+        executor,
+        router,
+        load_tokenizer(spec.tokenizer_path, fast=spec.use_fast_tokenizer),
+        WorkerSettings(
+            sampling=spec.sampling,
+            n_samples=spec.n_samples,
+            max_length=spec.max_len,
+            max_new_tokens=spec.max_new_tokens,
+            train_seed=spec.seed,
+            overlong=spec.overlong,
+            agent=spec.agent,
+        ),
+        on_blocked=_leave,
+        closers=[source.close] if isinstance(source, RewardPool) else [],
+    )
+    await worker.start()
+    return worker, router
+
+
+async def reward_source(spec: AgentSpec) -> RewardSource | None:
+    """The reward function's process pool, or the client of the reward servers; None for an in-cluster model."""
+    if spec.reward_file is not None:
+        pool = RewardPool(spec.reward_file, spec.reward_timeout)
+        await pool.start()
+        return pool
+    if spec.reward_urls:
+        from openrlhf.launcher.rewards.http import HttpRewardSource
+
+        return HttpRewardSource(spec.reward_urls, api_key=spec.reward_api_key, timeout=spec.reward_timeout)
+    return None
+
+
+def _leave(blocked: Blocked) -> None:
+    """A blocked loop can't be interrupted from inside: end the process, its groups are rolled out elsewhere."""
+    log.error("%s: this agent worker ends and is replaced", blocked)
+    logging.shutdown()
+    os._exit(BLOCKED_EXIT)
