@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -32,9 +33,9 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def tiny_qwen3_config(*, tied: bool, **changes: int) -> Qwen3Config:
+def tiny_qwen3_config(*, tied: bool, **changes: Any) -> Qwen3Config:
     """Two layers of width 64; head_dim 32 because vLLM's CPU attention takes no 16."""
-    sizes = {
+    sizes: dict[str, Any] = {
         "vocab_size": 261,
         "hidden_size": 64,
         "num_hidden_layers": 2,

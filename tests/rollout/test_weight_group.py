@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from openrlhf.rollout.weights.group import WeightGroup
+from openrlhf.rollout.weights.sender import WeightSender, header
+from openrlhf.rollout.weights.wire import BucketPlan, plan_buckets, specs_of, torch_dtype, unpack
+
+
+def receive(group: WeightGroup, plan: BucketPlan) -> dict[str, torch.Tensor]:
+    """What an engine worker does, without vLLM."""
+    got = torch.empty(2, dtype=torch.int64)
+    group.broadcast(got).wait()
+    named = {}
+    for bucket in plan.buckets:
+        flat = torch.empty(bucket.numel, dtype=torch_dtype(bucket.dtype))
+        group.broadcast(flat).wait()
+        named.update(unpack(bucket, flat))
+    return named
+
+
+def weights(seed: int) -> list[tuple[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [(f"w{i}", torch.randn(50 + i, generator=generator)) for i in range(8)]
+
+
+@pytest.fixture
+def pool():  # type: ignore[no-untyped-def]
+    with ThreadPoolExecutor(8) as executor:
+        yield executor
+
+
+def connect(sender: WeightSender, pool: ThreadPoolExecutor, engines: int, generation: int = 0) -> list[WeightGroup]:
+    address = sender.open(1 + engines, generation)
+    joining = [pool.submit(WeightGroup.join, address, 1 + i) for i in range(engines)]
+    sender.connect()
+    return [j.result(timeout=20) for j in joining]
+
+
+def test_every_engine_receives_every_push_unchanged(pool: ThreadPoolExecutor) -> None:  # B128
+    sender = WeightSender()
+    engines = connect(sender, pool, 3)
+    plan = plan_buckets(specs_of(weights(0)), 500)
+    assert len(plan.buckets) > 2
+    for version in range(2):
+        named = weights(version)
+        receiving = [pool.submit(receive, g, plan) for g in engines]
+        report = sender.send([named[:3], named[3:]], plan, version)
+        assert report.nbytes == sum(t.nbytes for _, t in named)
+        assert report.messages == len(plan.buckets) + 1
+        for result in receiving:
+            got = result.result(timeout=20)
+            assert list(got) == [n for n, _ in named]
+            assert all(torch.equal(got[n], t) for n, t in named)
+    sender.close()
+    for group in engines:
+        group.close()
+
+
+def test_a_broken_stream_frees_the_engines_at_once_and_a_new_generation_works(pool: ThreadPoolExecutor) -> None:
+    sender = WeightSender()
+    plan = plan_buckets(specs_of(weights(0)), 500)
+    (engine,) = connect(sender, pool, 1)
+    receiving = pool.submit(receive, engine, plan)
+    with pytest.raises(ValueError, match="without 3 planned weights"):
+        sender.send([weights(0)[:5]], plan, 1)
+    began = time.perf_counter()
+    with pytest.raises(RuntimeError):
+        receiving.result(timeout=20)
+    assert time.perf_counter() - began < 5
+    engine.close()
+    (engine,) = connect(sender, pool, 1, generation=1)
+    receiving = pool.submit(receive, engine, plan)
+    sender.send([weights(2)], plan, 2)
+    assert torch.equal(receiving.result(timeout=20)["w7"], weights(2)[7][1])
+    sender.close()
+    engine.close()
+
+
+def test_an_engine_that_is_gone_fails_the_push_within_the_time_out(pool: ThreadPoolExecutor) -> None:
+    sender = WeightSender(timeout_s=2.0)
+    staying, leaving = connect(sender, pool, 2)
+    leaving.close()
+    plan = plan_buckets(specs_of(weights(0)), 500)
+    receiving = pool.submit(receive, staying, plan)
+    began = time.perf_counter()
+    with pytest.raises(RuntimeError):
+        sender.send([weights(0)], plan, 1)
+    with pytest.raises(RuntimeError):
+        receiving.result(timeout=20)
+    assert time.perf_counter() - began < 10
+    staying.close()
+
+
+def test_meeting_nobody_names_the_group_and_the_time_out() -> None:
+    sender = WeightSender(timeout_s=0.5)
+    address = sender.open(2, generation=3)
+    with pytest.raises(RuntimeError, match=r"weight group generation 3: rank 0 of 2 could not meet .* within 0.5 s"):
+        sender.connect()
+    sender.close()
+    with pytest.raises(RuntimeError, match=r"rank 1 of 2 could not reach the sender at 127\.0\.0\.1"):
+        WeightGroup.join(address, 1)
+
+
+def test_the_header_tells_versions_and_plans_apart() -> None:
+    one = plan_buckets(specs_of(weights(0)), 500)
+    other = plan_buckets(specs_of(weights(0)[:-1]), 500)
+    assert header(one, 1).tolist() != header(other, 1).tolist()
+    assert header(one, 1).tolist() != header(one, 2).tolist()
+
+
+def test_it_leaves_torch_distributed_alone(pool: ThreadPoolExecutor) -> None:
+    sender = WeightSender()
+    (engine,) = connect(sender, pool, 1)
+    assert not torch.distributed.is_initialized()
+    sender.close()
+    engine.close()
+    assert threading.active_count() < 30
