@@ -1,4 +1,4 @@
-"""Check the Markdown files: relative links and anchors lead somewhere, Python blocks compile, flags exist.
+"""Check the Markdown files: links, anchors and named modules lead somewhere, Python blocks compile, flags exist.
 
 Nothing is fetched: links to other sites are not followed.
 """
@@ -20,6 +20,9 @@ BLOCK = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL
 # A hierarchical flag in a command or a sentence; `--x.y` inside a word or a placeholder like `--ds.*` is none.
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+)(?![\w.*{])")
 
+# A module or folder of ours in backquotes, from the second-level package on: `learner/weights.py`.
+MODULE = re.compile(r"`((?:agents|core|rollout|learner|launcher)/[\w/]*(?:\.py|/))`")
+
 
 def main() -> int:
     files = markdown_files()
@@ -39,6 +42,8 @@ def check(file: Path, known: set[str]) -> list[str]:
     for _, language, code in BLOCK.findall(text):
         if language in ("python", "py") and (error := compile_error(textwrap.dedent(code))):
             faults.append(f"{where}: a Python block does not compile: {error}")
+    if file.name != "CHANGELOG.md":  # speaks of the past
+        faults += [f"{where}: there is no {module}" for module in MODULE.findall(prose) if not is_module(module)]
     return faults + [f"{where}: --{flag} is no flag" for flag in sorted(set(FLAG.findall(text)) - known)]
 
 
@@ -51,6 +56,10 @@ def leads(file: Path, target: str) -> bool:
     if not destination.exists() or ROOT not in (destination, *destination.parents):
         return False
     return not anchor or destination.is_dir() or anchor in anchors(destination.read_text())
+
+
+def is_module(path: str) -> bool:
+    return any((source / path).exists() for source in ROOT.glob("packages/*/src/openrlhf"))
 
 
 def anchors(text: str) -> set[str]:

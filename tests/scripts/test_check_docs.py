@@ -44,6 +44,7 @@ def test_good(faults, text):
         ("[anchor](other.md#third)", "'other.md#third' leads nowhere"),
         ("[out](../../etc)", "leads nowhere"),
         ("```python\nx = = 1\n```", "does not compile"),
+        ("`core/absent.py`", "there is no core/absent.py"),
         ("`--train.sed 1`", "--train.sed is no flag"),
     ],
 )
