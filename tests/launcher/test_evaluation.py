@@ -1,0 +1,48 @@
+"""pass@k."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from openrlhf.agents.types import PromptItem
+from openrlhf.launcher.trainer.evaluation import evaluation_metrics, unbiased_pass_at_k
+from openrlhf.launcher.trainer.protocols import Group
+from support.trainer_fakes import FAILED, GOOD
+
+
+def group(name: str, rewards: list[float | None]) -> Group:
+    samples = [FAILED if r is None else replace(GOOD, reward=r) for r in rewards]
+    return Group(prompt=PromptItem(group_id="g", prompt="p", datasource=name), samples=samples, handle=None)
+
+
+@pytest.mark.parametrize(
+    ("correct", "total", "k", "value"), [(0, 4, 2, 0.0), (1, 4, 1, 0.25), (1, 4, 2, 0.5), (3, 4, 2, 1.0), (4, 4, 4, 1.0)]
+)
+def test_unbiased_estimator(correct: int, total: int, k: int, value: float) -> None:
+    assert unbiased_pass_at_k(correct, total, k) == pytest.approx(value)
+
+
+def test_k_must_fit() -> None:
+    with pytest.raises(ValueError, match="k=5 of 4"):
+        unbiased_pass_at_k(1, 4, 5)
+
+
+def test_datasets_are_kept_apart() -> None:
+    metrics = evaluation_metrics([group("a", [1.0, 0.0]), group("b", [0.0, 0.0]), group("a", [1.0, 1.0])], 2)
+    assert metrics["eval/eval_a_pass1"] == 0.75
+    assert metrics["eval/eval_a_pass2"] == 1.0
+    assert metrics["eval/eval_b_pass1"] == 0.0
+    assert metrics["eval/eval_a_pass1_unbiased"] == 0.75
+
+
+def test_repeated_prompts_do_not_merge() -> None:  # B035
+    rows = [group("a", [1.0])] * 32 + [group("a", [0.0])] * 32
+    assert evaluation_metrics(rows, 1)["eval/eval_a_pass1"] == 0.5
+
+
+def test_failed_samples_are_left_out_and_counted() -> None:
+    metrics = evaluation_metrics([group("a", [1.0, None])], 2)
+    assert metrics["eval/eval_a_pass1"] == 1.0
+    assert metrics["eval/eval_failed_samples"] == 1.0

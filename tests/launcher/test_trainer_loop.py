@@ -1,0 +1,159 @@
+"""The whole trainer loop on fakes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from openrlhf.agents.types import PromptItem
+from openrlhf.launcher.trainer.loop import NoOptimizerStepError
+from openrlhf.launcher.trainer.protocols import SampleInfo
+from openrlhf.rollout.groups import RolloutFailedError
+from support.trainer_fakes import FAILED, GOOD, FakeLearner, fake_run, half_right
+
+
+def trained(run) -> list[str]:
+    """The handles of all samples that were trained on, in no order."""
+    return sorted(s.handle for batch in run.learner.prepared for part in batch for s in part)
+
+
+def test_one_step_in_order() -> None:  # B063: weights reach the engines before anything is sampled
+    run = fake_run(2)
+    summary = run.run()
+    assert run.learner.log == ["push", "generate", "generate", "prepare", "update", "push", "export"]
+    assert run.learner.pushed == [0, 1]
+    assert (summary.steps, summary.optimizer_steps) == (1, 1)
+    assert run.learner.exported == ["/exported"]
+
+
+@pytest.mark.parametrize(("prompts", "steps"), [(5, 3), (1, 1), (4, 2)])
+def test_tail_batch_is_trained(prompts: int, steps: int) -> None:  # B049
+    run = fake_run(prompts)
+    assert run.run().steps == steps
+    assert trained(run) == sorted(f"h{p}" for p in range(prompts) for _ in range(2))
+
+
+def test_every_sample_is_trained_max_epochs_times() -> None:
+    run = fake_run(4, train__batch_size=3, train__max_epochs=2, rollout__batch_size=4)
+    summary = run.run()
+    sizes = [len(part) for part in run.learner.prepared[0]]
+    assert sizes == [3, 3, 2]
+    assert [sorted(u["order"]) for u in run.learner.updates] == [[0, 1, 2]] * 2
+    assert summary.optimizer_steps == 6
+
+
+def test_max_steps_counts_optimizer_steps() -> None:
+    run = fake_run(40, train__batch_size=1, train__max_steps=6)
+    assert run.run().optimizer_steps == 6
+    assert [len(u["order"]) for u in run.learner.updates] == [4, 2]
+
+
+def test_episodes_repeat_the_prompts() -> None:
+    run = fake_run(2, train__num_episodes=3)
+    assert run.run().steps == 3
+    assert [position for position, _ in run.rollout.calls] == [0, 1] * 3
+
+
+def test_actor_is_frozen_for_exactly_n_optimizer_steps() -> None:
+    run = fake_run(6, train__batch_size=2, critic__freezing_steps=3)
+    run.run()
+    assert [u["freeze"] for u in run.learner.updates] == [[True, True], [True, False], [False, False]]
+
+
+def test_rewards_are_centred_per_prompt() -> None:  # B016, B035
+    run = fake_run(2, delay=lambda item: 5 if item.position == 0 else 0)
+    run.run()
+    assert sorted(s.reward for s in run.learner.prepared[0][0]) == [-0.5, -0.5, 0.5, 0.5]
+    assert run.sink.steps[0]["train/reward"] == 0.5
+    assert run.sink.steps[0]["train/group_reward_std"] == pytest.approx(0.5**0.5)
+
+
+def test_failed_sample_is_left_out(caplog: pytest.LogCaptureFixture) -> None:  # B014, B064, B134
+    def score(item: PromptItem, sample: int) -> SampleInfo:
+        return FAILED if (item.position, sample) == (0, 1) else replace(GOOD, reward=float(sample), score=0.5)
+
+    run = fake_run(2, score=score, rollout__n_samples_per_prompt=4, rollout__max_failed_fraction=0.2)
+    run.run()
+    assert run.sink.steps[0]["rollout/failed_samples"] == 1
+    rewards = [s.reward for part in run.learner.prepared[0] for s in part if s.handle == "h0"]
+    assert sorted(rewards) == pytest.approx([0 - 5 / 3, 2 - 5 / 3, 3 - 5 / 3])
+
+
+def test_group_with_one_survivor_is_dropped() -> None:  # B064
+    def score(item: PromptItem, sample: int) -> SampleInfo:
+        return FAILED if item.position == 0 and sample == 0 else half_right(item, sample)
+
+    run = fake_run(2, score=score, rollout__max_failed_fraction=0.5)
+    run.run()
+    assert trained(run) == ["h1", "h1"]
+    assert run.sink.steps[0]["rollout/dropped_groups"] == 1
+
+
+def test_too_many_failures_end_the_run_with_the_first_text() -> None:  # B067
+    run = fake_run(4, score=lambda item, sample: FAILED)
+    with pytest.raises(RolloutFailedError, match="boom-3"):
+        run.run()
+    assert run.learner.updates == []
+
+
+def test_everything_filtered_is_an_error_with_the_scores() -> None:  # B051
+    run = fake_run(4, score=lambda item, sample: GOOD, algo__dynamic_filtering_enable=True)
+    with pytest.raises(NoOptimizerStepError, match=r"4 filtered out.*\n1: 4"):
+        run.run()
+    assert len(run.rollout.calls) == 4
+
+
+def test_filtered_prompts_are_replaced() -> None:  # B050, B052
+    def score(item: PromptItem, sample: int) -> SampleInfo:
+        return GOOD if item.position % 2 else half_right(item, sample)
+
+    run = fake_run(6, score=score, algo__dynamic_filtering_enable=True)
+    assert run.run().steps == 2
+    assert trained(run) == ["h0", "h0", "h2", "h2", "h4", "h4"]
+    assert run.sink.steps[0]["train/dynamic_filtering_pass_rate"] == pytest.approx(100 * 2 / 3)
+
+
+def test_adaptive_kl_moves_after_the_step() -> None:
+    run = fake_run(
+        4, algo__kl__init_coef=0.1, algo__kl__target=0.1, algo__kl__horizon=100, learner=FakeLearner(kl=0.5)
+    )
+    run.run()
+    # 0.1 * (1 + clip(0.5 / 0.1 - 1, -0.2, 0.2) * 4 / 100)
+    assert [step["kl_coef_seen"] for step in run.sink.steps] == pytest.approx([0.1, 0.1008])
+
+
+def test_reward_model_scores_every_surviving_sample() -> None:
+    run = fake_run(
+        2,
+        score=lambda item, sample: replace(GOOD, reward=None, score=None),
+        reward__remote_url=None,
+        reward__model_name_or_path="rm",
+        learner=FakeLearner(rewards=lambda sample: float(sample.index)),
+    )
+    run.run()
+    assert run.sink.steps[0]["train/reward"] == 1.5
+
+
+def test_evaluation_has_its_own_samples() -> None:  # B056, B076
+    run = fake_run(4, eval_prompts=3, eval__steps=2, eval__n_samples_per_prompt=4)
+    run.run()
+    assert sum(1 for _, evaluation in run.rollout.calls if evaluation) == 3
+    step, metrics = run.sink.evaluations[0]
+    assert step == 2
+    assert metrics["eval/eval_default_pass1"] == 0.5
+    assert metrics["eval/eval_default_pass4"] == 1.0
+    assert metrics["eval/eval_num_samples"] == 12
+
+
+def test_last_evaluation_happens_once() -> None:
+    run = fake_run(6, eval_prompts=1, eval__steps=2)
+    run.run()
+    assert [step for step, _ in run.sink.evaluations] == [2, 3]
+
+
+def test_phases_are_timed() -> None:
+    run = fake_run(2)
+    run.run()
+    names = {"generation", "make_experience", "ppo_train", "broadcast", "step_total"}
+    assert {f"timing/{n}" for n in names} <= run.sink.steps[0].keys()

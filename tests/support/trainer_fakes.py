@@ -1,0 +1,173 @@
+"""A rollout and a learner in plain Python, so that the whole trainer loop runs in milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from openrlhf.agents.types import PromptItem
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.flags import build
+from openrlhf.launcher.trainer.loop import Trainer, TrainerParts
+from openrlhf.launcher.trainer.protocols import EvalRequest, Group, SampleInfo, SampleRef
+
+GOOD = SampleInfo(
+    reward=1.0, score=1.0, total_length=8, num_trainable=4, longest_turn=4, truncated=False, failed=False
+)
+FAILED = replace(GOOD, reward=None, score=None, failed=True, failure="reward: boom-3", num_trainable=0)
+
+Score = Callable[[PromptItem, int], SampleInfo]
+
+
+def half_right(item: PromptItem, sample: int) -> SampleInfo:
+    """Every second sample gets reward 1, the others 0."""
+    value = float(sample % 2)
+    return replace(GOOD, reward=value, score=value)
+
+
+@dataclass
+class FakeRollout:
+    """Groups by a rule; `delay` says how many loop turns a prompt takes."""
+
+    n: int
+    score: Score = half_right
+    delay: Callable[[PromptItem], int] = lambda item: 0
+    calls: list[tuple[int, bool]] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+
+    async def run_group(self, item: PromptItem, *, evaluation: EvalRequest | None = None) -> Group:
+        self.calls.append((item.position, evaluation is not None))
+        self.log.append("generate")
+        for _ in range(self.delay(item)):
+            await asyncio.sleep(0)
+        n = evaluation.n_samples_per_prompt if evaluation else self.n
+        return Group(prompt=item, samples=[self.score(item, i) for i in range(n)], handle=f"h{item.position}")
+
+    async def shutdown(self) -> None:
+        self.log.append("shutdown")
+
+
+@dataclass
+class FakeLearner:
+    """Remembers what it was asked to do."""
+
+    kl: float = 0.5
+    rewards: Callable[[SampleRef], float] = lambda sample: 1.0
+    prepared: list[list[list[SampleRef]]] = field(default_factory=list)
+    updates: list[dict[str, Any]] = field(default_factory=list)
+    pushed: list[int] = field(default_factory=list)
+    exported: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+
+    async def score_rewards(self, samples: Sequence[SampleRef]) -> list[float]:
+        return [self.rewards(s) for s in samples]
+
+    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> dict[str, float]:
+        self.log.append("prepare")
+        self.prepared.append([list(part) for part in mini_batches])
+        return {"train/kl": self.kl, "kl_coef_seen": kl_coef}
+
+    async def update(self, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]) -> dict[str, float]:
+        self.log.append("update")
+        self.updates.append({"order": list(order), "kl_coef": kl_coef, "freeze": list(freeze_actor)})
+        return {"train/policy_loss": float(len(self.updates))}
+
+    async def push_weights(self, version: int) -> dict[str, float]:
+        self.log.append("push")
+        self.pushed.append(version)
+        return {"rollout/sync_error": 0.0}
+
+    async def export(self, path: str) -> None:
+        self.log.append("export")
+        self.exported.append(path)
+
+    async def shutdown(self) -> None:
+        self.log.append("shutdown")
+
+
+@dataclass
+class FakePrompts:
+    """`size` prompts per episode."""
+
+    size: int
+    episode: int = 0
+    position: int = 0
+
+    def start_episode(self, episode: int) -> None:
+        self.episode, self.position = episode, 0
+
+    def next(self, n: int) -> list[PromptItem]:
+        places = range(self.position, min(self.position + n, self.size))
+        self.position += len(places)
+        return [
+            PromptItem(group_id=f"e{self.episode}-p{p}", prompt=f"p{p}", position=p, episode=self.episode)
+            for p in places
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"episode": self.episode, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.episode, self.position = state["episode"], state["position"]
+
+
+@dataclass
+class FakeSink:
+    """Keeps what was logged."""
+
+    steps: list[dict[str, float]] = field(default_factory=list)
+    evaluations: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+
+    def log_step(self, step: int, metrics: dict[str, float]) -> None:
+        assert step == len(self.steps) + 1
+        self.steps.append(metrics)
+
+    def log_evaluation(self, step: int, metrics: dict[str, float]) -> None:
+        self.evaluations.append((step, metrics))
+
+
+@dataclass
+class FakeRun:
+    """A trainer on fakes; `run()` runs it."""
+
+    config: TrainPPOConfig
+    rollout: FakeRollout
+    learner: FakeLearner
+    prompts: FakePrompts
+    sink: FakeSink
+    trainer: Trainer
+
+    def run(self) -> Any:
+        return asyncio.run(self.trainer.run())
+
+
+def fake_run(
+    prompts: int,
+    *,
+    score: Score = half_right,
+    delay: Callable[[PromptItem], int] = lambda item: 0,
+    eval_prompts: int = 0,
+    learner: FakeLearner | None = None,
+    **flags: Any,
+) -> FakeRun:
+    """Defaults: 2 prompts x 2 samples per step, one optimiser step of 4, reinforce_baseline; flags by dotted name."""
+    defaults = {
+        "rollout.batch_size": 2,
+        "rollout.n_samples_per_prompt": 2,
+        "train.batch_size": 4,
+        "algo.advantage.estimator": "reinforce_baseline",
+        "algo.kl.init_coef": 0.0,
+        "reward.remote_url": "reward.py",
+        "ckpt.output_dir": "/exported",
+    }
+    config = build(TrainPPOConfig(), defaults | {name.replace("__", "."): value for name, value in flags.items()})
+    rollout = FakeRollout(n=config.rollout.n_samples_per_prompt, score=score, delay=delay)
+    learner = learner or FakeLearner()
+    rollout.log = learner.log
+    source, sink = FakePrompts(prompts), FakeSink()
+    parts = TrainerParts(
+        rollout=rollout, learner=learner, prompts=source, sink=sink, eval_prompts=FakePrompts(eval_prompts).next(10**6)
+    )
+    return FakeRun(config, rollout, learner, source, sink, Trainer(config, parts))
