@@ -1,0 +1,162 @@
+"""A model called the one right way: padding, packing, heads. In this process, without DeepSpeed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from openrlhf.core.batch import Batch
+from openrlhf.learner.config import DsConfig, ModelConfig, OptimConfig
+from openrlhf.learner.models import load_module
+from openrlhf.learner.modules import LearnerModule
+from openrlhf.learner.packing import build_inputs, build_last_token_inputs
+from openrlhf.learner.spec import LearnerSpec, Role
+from support.learner_models import make_batch, plain_logprobs, save_tiny_model
+
+CPU = torch.device("cpu")
+ARCHITECTURES = ["qwen3", "llama", "gpt2"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    for arch in [*ARCHITECTURES, "cohere", "qwen3_moe"]:
+        save_tiny_model(path / arch, arch, tie=arch != "llama")
+    return path
+
+
+def load(path: Path, role: Role = Role.POLICY, **changes: Any) -> LearnerModule:
+    spec = LearnerSpec(
+        role=role, model_path=str(path), ds=DsConfig(param_dtype="fp32", attn_implementation="sdpa"), **changes
+    )
+    module = load_module(spec, {}, CPU)
+    module.choose_head_path(CPU)
+    return module
+
+
+def logprobs(module: LearnerModule, batch: Batch, *, packed: bool) -> tuple[Tensor, Tensor]:
+    inputs = build_inputs(batch, batch.action_mask, packed=packed)
+    with torch.no_grad():
+        readings = module(inputs, with_entropy=True)
+    assert readings.entropy is not None
+    return inputs.scatter(readings.primary, batch.tokens.shape), inputs.scatter(readings.entropy, batch.tokens.shape)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_logprobs_and_entropy_equal_the_models_own_one_by_one(models: Path, arch: str, packed: bool) -> None:
+    # B022, B023: neither padding nor neighbours in a packed row move a log-prob
+    module, batch = load(models / arch, temperature=0.7), make_batch()
+    assert module.chunked_head
+    with torch.no_grad():
+        want = plain_logprobs(_reload(models / arch), batch, 0.7)
+    got = logprobs(module, batch, packed=packed)
+    for g, w in zip(got, want, strict=True):
+        assert float((g - w).abs().max()) < 1e-5
+
+
+def _reload(path: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_packed_neighbours_do_not_notice_a_change(models: Path, arch: str) -> None:
+    # B023
+    module, batch = load(models / arch), make_batch()
+    tokens = batch.tokens.clone()
+    tokens[1, 0] = (tokens[1, 0] + 1) % 100
+    before, _ = logprobs(module, batch, packed=True)
+    after, _ = logprobs(module, batch.with_(tokens=tokens), packed=True)
+    others = [r for r in range(batch.size) if r != 1]
+    assert float((before[1] - after[1]).abs().max()) > 1e-3
+    assert torch.equal(before[others], after[others])
+
+
+def test_packed_positions_restart() -> None:
+    # B023
+    lengths = torch.tensor([3, 2, 4])
+    mask = torch.arange(4)[None] < lengths[:, None]
+    batch = Batch(
+        tokens=torch.arange(12).reshape(3, 4),
+        attention_mask=mask,
+        action_mask=mask & (torch.arange(4)[None] == 1),
+        index=torch.arange(3),
+    )
+    inputs = build_inputs(batch, batch.action_mask, packed=True)
+    assert inputs.position_ids.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2, 3]]
+    assert inputs.input_ids.tolist() == [[0, 1, 2, 4, 5, 8, 9, 10, 11]]
+    assert inputs.select.tolist() == [0, 3, 5]
+    assert inputs.targets.tolist() == [1, 5, 9]
+    last = build_last_token_inputs(batch, packed=True)
+    assert last.select.tolist() == [2, 4, 8]
+    assert build_last_token_inputs(batch, packed=False).select.tolist() == [2, 5, 11]
+
+
+def test_token_0_cannot_be_read() -> None:
+    batch = make_batch(2)
+    with pytest.raises(AssertionError, match="token 0"):
+        build_inputs(batch, torch.ones_like(batch.action_mask), packed=False)
+
+
+def test_batch_without_actions_still_runs_through_every_parameter(models: Path) -> None:
+    # B005
+    module, batch = load(models / "qwen3", optim=OptimConfig()), make_batch(2)
+    inputs = build_inputs(batch, torch.zeros_like(batch.action_mask), packed=False)
+    (module(inputs).primary.sum() * 0.0).backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in module.parameters())
+
+
+def test_model_that_scales_its_logits_keeps_to_them(models: Path) -> None:
+    module, batch = load(models / "cohere"), make_batch()
+    assert not module.chunked_head
+    with torch.no_grad():
+        want = plain_logprobs(_reload(models / "cohere"), batch)
+    got = logprobs(module, batch, packed=False)
+    for g, w in zip(got, want, strict=True):
+        assert float((g - w).abs().max()) < 1e-5
+
+
+def test_balance_loss_of_a_mixture_of_experts(models: Path) -> None:
+    module, batch = load(models / "qwen3_moe", aux_loss_coef=0.1, optim=OptimConfig()), make_batch()
+    readings = module(build_inputs(batch, batch.action_mask, packed=False))
+    packed = module(build_inputs(batch, batch.action_mask, packed=True))
+    assert readings.aux_loss is not None
+    assert packed.aux_loss is not None
+    assert readings.aux_loss.item() == pytest.approx(packed.aux_loss.item(), abs=1e-5)  # padding does not count
+    assert readings.aux_loss.item() > 0
+
+
+def test_balance_loss_of_a_dense_model_is_an_error(models: Path) -> None:
+    with pytest.raises(ValueError, match=r"--actor\.aux_loss_coef 0\.1 needs a mixture of experts"):
+        load(models / "qwen3", aux_loss_coef=0.1)
+
+
+def test_dropout_is_off_in_training_mode(models: Path) -> None:
+    module, batch = load(models / "gpt2", optim=OptimConfig()), make_batch()
+    assert module.training
+    first, _ = logprobs(module, batch, packed=False)
+    second, _ = logprobs(module, batch, packed=False)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_changes_no_gradient(models: Path, reentrant: bool) -> None:
+    gradients = []
+    for enable in (False, True):
+        model = ModelConfig(gradient_checkpointing_enable=enable, gradient_checkpointing_reentrant=reentrant)
+        module, batch = load(models / "qwen3", optim=OptimConfig(), model=model), make_batch()
+        module(build_inputs(batch, batch.action_mask, packed=False)).primary.sum().backward()
+        gradients.append({n: p.grad for n, p in module.named_parameters()})
+    assert all(torch.allclose(gradients[0][n], gradients[1][n], atol=1e-5) for n in gradients[0])
+
+
+def test_frozen_model_has_no_gradient_and_is_in_eval_mode(models: Path) -> None:
+    module = load(models / "qwen3", role=Role.REFERENCE)
+    assert not module.training
+    assert not any(p.requires_grad for p in module.parameters())

@@ -1,0 +1,185 @@
+"""Cases about one optimiser step, run by `learner_ranks`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openrlhf.core.batch import Batch
+from openrlhf.core.config import PolicyLossConfig
+from openrlhf.learner.config import AdamConfig, DsConfig, ModelConfig, OptimConfig, TrainBatchConfig
+from openrlhf.learner.learner import Learner, NonFiniteStepError
+from openrlhf.learner.objective import PolicyObjective, ValueObjective
+from openrlhf.learner.spec import LearnerSpec, Role
+from support.learner_models import make_batch
+from support.learner_ranks import Case
+
+OBJECTIVE = PolicyObjective(config=PolicyLossConfig(entropy_coef=0.01), kl_coef=0.1, kl_estimator="k3")
+HUGE = 10**6
+
+# name -> (stage, micro_batch_size, packed, token budget or None, rows of rank 0 out of 8 when there are two ranks)
+LAYOUTS: dict[str, tuple[int, int, bool, int | None, list[int]]] = {
+    "stage0": (0, 8, False, None, [0, 1, 2, 3]),
+    "stage1": (1, 8, False, None, [0, 1, 2, 3]),
+    "stage2": (2, 8, False, None, [0, 1, 2, 3]),
+    "stage3": (3, 8, False, None, [0, 1, 2, 3]),
+    "stage2-micro1": (2, 1, False, None, [0, 1, 2, 3]),
+    "stage3-micro3": (3, 3, False, None, [0, 1, 2, 3]),
+    "stage0-micro2-packed": (0, 2, True, None, [0, 1, 2, 3]),
+    "stage2-packed": (2, 8, True, None, [0, 1, 2, 3]),
+    "stage3-dynamic": (3, 1, False, 40, [0, 1, 2, 3]),
+    "stage2-uneven": (2, 1, False, None, [0, 1, 2, 3, 4, 5]),
+    "stage3-uneven": (3, 2, False, None, [0, 1, 2, 3, 4, 5]),
+    "stage1-rank1-idle": (1, 3, False, None, [0, 1, 2, 3, 4, 5, 6, 7]),
+    "stage3-rank0-idle": (3, 3, False, None, []),
+    "stage2-checkpointing": (2, 4, False, None, [0, 1, 2, 3]),
+    "stage3-checkpointing": (3, 4, False, None, [0, 1, 2, 3]),
+}
+
+
+def make_spec(folder: Path, *, stage: int = 2, micro: int = 8, role: Role = Role.POLICY, **changes: Any) -> LearnerSpec:
+    spec = LearnerSpec(
+        role=role,
+        model_path=str(folder / changes.pop("model", "qwen3")),
+        ds=DsConfig(zero_stage=stage, param_dtype="fp32", attn_implementation="sdpa"),
+        optim=OptimConfig(lr_scheduler="constant", lr_warmup_ratio=0.0, adam=AdamConfig(lr=1e-3), max_norm=0.5),
+        batch=TrainBatchConfig(micro_batch_size=micro),
+        max_optimizer_steps=100,
+        score_micro_batch_size=3,
+    )
+    return replace(spec, **changes)
+
+
+def capture_gradients(learner: Learner) -> dict[str, Tensor]:
+    """Record the full gradients just before the optimiser (filled when the next step is taken)."""
+    from deepspeed.utils import safe_get_full_grad
+
+    engine, found = learner._engine, {}
+    take_step = engine.step
+
+    def step() -> tuple[bool, float]:
+        for name, p in learner.module.named_parameters():
+            gradient = p.grad if learner.spec.ds.zero_stage == 0 else safe_get_full_grad(p)
+            if gradient is not None:
+                found[learner.module.hf_name(name)] = gradient.detach().clone()
+        return take_step()
+
+    engine.step = step  # pyright: ignore[reportAttributeAccessIssue]
+    return found
+
+
+def share(batch: Batch, rows_of_rank0: list[int], rank: int, world: int) -> Batch:
+    if world == 1:
+        return batch
+    return batch.select(rows_of_rank0 if rank == 0 else [r for r in range(batch.size) if r not in rows_of_rank0])
+
+
+def parameters(learner: Learner) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for bucket in learner.named_parameter_buckets(20_000):
+        found.update((name, tensor.clone()) for name, tensor in bucket)
+    return found
+
+
+def layouts(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """Metrics, gradients and new weights of the same step under every layout."""
+    results = {}
+    for name, (stage, micro, packed, budget, rows) in LAYOUTS.items():
+        spec = make_spec(folder, stage=stage, micro=micro)
+        spec = replace(
+            spec,
+            ds=replace(spec.ds, packing_samples=packed),
+            batch=replace(spec.batch, dynamic_batch_enable=budget is not None, max_tokens_per_gpu=budget or HUGE),
+            model=ModelConfig(gradient_checkpointing_enable="checkpointing" in name),
+        )
+        learner = Learner(spec)
+        gradients = capture_gradients(learner)
+        metrics = learner.update(share(make_batch(), rows, rank, world), OBJECTIVE)
+        results[name] = {"metrics": metrics, "gradients": gradients, "weights": parameters(learner)}
+    return results
+
+
+def critic(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """A critic from a plain language model: values, and one step of its loss."""
+    results = {}
+    for stage in (2, 3):
+        learner = Learner(make_spec(folder, stage=stage, role=Role.CRITIC))
+        gradients = capture_gradients(learner)
+        batch = make_batch()
+        values = learner.score(batch).values
+        metrics = learner.update(share(batch, [0, 1, 2], rank, world), ValueObjective(value_clip=0.5))
+        results[f"stage{stage}"] = {"values": values, "metrics": metrics, "gradients": gradients}
+        learner.export_hf(str(folder / f"critic{world}-{stage}"))
+    return results
+
+
+def skipping(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """Non-finite steps: skipped on all ranks, weights and schedule unmoved, an error after too many."""
+    results = {}
+    for stage in (0, 1, 2, 3):
+        spec = make_spec(folder, stage=stage)
+        learner = Learner(replace(spec, batch=replace(spec.batch, max_skipped_steps=1)))
+        good = make_batch()
+        assert good.advantages is not None
+        bad_advantages = good.advantages.clone()
+        bad_advantages[6, good.action_mask[6].nonzero()[0]] = float("inf")
+        bad = good.with_(advantages=bad_advantages)
+        before = parameters(learner)
+        first = learner.update(share(bad, [0, 1, 2, 3], rank, world), OBJECTIVE)
+        unmoved = parameters(learner)
+        good_step = learner.update(share(good, [0, 1, 2, 3], rank, world), OBJECTIVE)
+        moved = parameters(learner)
+        message = ""
+        try:
+            for _ in range(3):
+                learner.update(share(bad, [0, 1, 2, 3], rank, world), OBJECTIVE)
+        except NonFiniteStepError as error:
+            message = str(error)
+        results[f"stage{stage}"] = {
+            "first": first,
+            "good": good_step,
+            "unmoved": all(torch.equal(before[n], unmoved[n]) for n in before),
+            "moved": any(not torch.equal(before[n], moved[n]) for n in before),
+            "message": message,
+            "steps": learner.optimizer_steps,
+        }
+    return results
+
+
+def nothing_to_train(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """No trainable token anywhere: no step, nothing moves, nothing hangs."""
+    learner = Learner(make_spec(folder, stage=2))
+    batch = make_batch()
+    batch = batch.with_(action_mask=torch.zeros_like(batch.action_mask))
+    before = parameters(learner)
+    metrics = learner.update(share(batch, [0], rank, world), OBJECTIVE)
+    after = parameters(learner)
+    return {"metrics": metrics, "unmoved": all(torch.equal(before[n], after[n]) for n in before)}
+
+
+def accumulation(rank: int, world: int, folder: Path) -> dict[str, float]:
+    """Gradient norm of four equal samples as 4×1, 2×2 and 1×4."""
+    norms = {}
+    for micro in (4, 2, 1):
+        learner = Learner(make_spec(folder, stage=2, micro=micro))
+        batch = make_batch(4, seed=5)
+        full = torch.ones_like(batch.attention_mask)
+        actions = full.clone()
+        actions[:, :3] = False
+        batch = batch.with_(tokens=batch.tokens.clamp(min=3), attention_mask=full, action_mask=actions)
+        batch = batch.with_(old_logprobs=torch.full(full.shape, -4.85) * actions)
+        norms[f"micro{micro}"] = learner.update(share(batch, [0, 1], rank, world), OBJECTIVE)["grad_norm"][0]
+    return norms
+
+
+CASES: dict[str, Case] = {
+    "layouts": layouts,
+    "critic": critic,
+    "skipping": skipping,
+    "nothing_to_train": nothing_to_train,
+    "accumulation": accumulation,
+}
