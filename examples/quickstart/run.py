@@ -86,7 +86,6 @@ def train_command(paths: Paths, train_data: Path, eval_data: Path, extra: list[s
         "algo.advantage.estimator": "reinforce_baseline",
         "algo.kl.init_coef": 0,
         "actor.adam.lr": 5e-4,
-        "actor.lr_scheduler": "constant",
         "rollout.batch_size": ROLLOUT_BATCH,
         "rollout.n_samples_per_prompt": 8,
         "rollout.max_new_tokens": 10,

@@ -155,7 +155,7 @@ def build_trainer(role: Role, case: Case, model_path: str) -> RankTrainer:
         role=role,
         model_path=model_path,
         ds=DsConfig(zero_stage=2, param_dtype="fp32", attn_implementation="sdpa"),
-        optim=OptimConfig(adam=AdamConfig(lr=lr), lr_scheduler="constant"),
+        optim=OptimConfig(adam=AdamConfig(lr=lr)),
         batch=TrainBatchConfig(micro_batch_size=32, batch_size=TRAIN_BATCH, seed=case.seed),
         max_optimizer_steps=STEPS * PROMPTS * SAMPLES // TRAIN_BATCH,
         score_micro_batch_size=64,
