@@ -231,3 +231,10 @@ def _quoted(command: Command, name: str, values: Sequence[str]) -> str:
     flag = command.flags.get(name)
     secret = flag is not None and flag.secret
     return shlex.join([f"--{name}", *([MASK] if secret and values else values)])
+
+
+def all_old_names(command: Command) -> dict[str, tuple[str, ...]]:
+    """Every old name of a command with its new names; removed ones have none."""
+    table = {**_SHARED, **(_RL if command is TRAIN_PPO_RAY else _SUPERVISED), **dict.fromkeys(REMOVED, ())}
+    known = {name: new_names(command, name) for name in table}
+    return {name: new for name, new in sorted(known.items()) if name not in command.flags and (new or name in REMOVED)}

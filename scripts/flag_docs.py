@@ -1,0 +1,114 @@
+"""Write the flag pages of `docs/` from the dataclasses. `--check` writes nothing and fails when one is stale."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from openrlhf.launcher.commands import LORA_COMBINER, SERVE_RM, TRAIN_DPO, TRAIN_PPO_RAY, TRAIN_RM, TRAIN_SFT, Command
+from openrlhf.launcher.flags import Flag
+from openrlhf.launcher.help_text import sections
+from openrlhf.launcher.old_names import REMOVED, all_old_names
+from openrlhf.launcher.unsupported import NEVER, NOT_YET
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+WRITTEN = "<!-- Written by scripts/flag_docs.py from the code; edit the docstrings there. -->"
+
+FLAGS_HEAD = f"""# Common CLI options
+
+{WRITTEN}
+
+Every command reads `--config run.toml` (flags on the command line win), prints its resolved configuration with
+`--print_config` and lists its flags with `--help`. A switch is written alone; two values are separated by a space;
+`None` is the value of a flag that is off. Names are never abbreviated. The flags of supervised and preference training
+are on [a page of their own](supervised_flags.md).
+"""
+
+SUPERVISED_HEAD = f"""# CLI options of supervised and preference training
+
+{WRITTEN}
+
+What the commands share is said on the page of the [common options](flags.md).
+"""
+
+MIGRATION_HEAD = f"""# Flag migration
+
+{WRITTEN}
+
+Flat flags of earlier releases are refused. The message names the flag of today and prints the whole command line
+rewritten, ready to paste (secrets are masked). The later spelling of the off-policy correction
+(`is_correction_level`, `is_correction_mode` and `is_correction_gating` under `algo.advantage`) is understood where
+it means the same.
+"""
+
+TABLE = ("| flag | values | default | meaning |", "|---|---|---|---|")
+
+SUPERVISED = (TRAIN_SFT, TRAIN_RM, TRAIN_DPO)
+
+
+def pages() -> dict[Path, str]:
+    """All generated pages."""
+    common = [part for c in (TRAIN_PPO_RAY, SERVE_RM, LORA_COMBINER) for part in command_part(c)]
+    supervised = [part for c in SUPERVISED for part in command_part(c)]
+    old = [*migration_part("RL training", TRAIN_PPO_RAY), *migration_part("Supervised training", *SUPERVISED)]
+    return {
+        DOCS / "flags.md": "\n".join([FLAGS_HEAD, *common]),
+        DOCS / "supervised_flags.md": "\n".join([SUPERVISED_HEAD, *supervised]),
+        DOCS / "flag_migration.md": "\n".join([MIGRATION_HEAD, *old]),
+    }
+
+
+def migration_part(title: str, *commands: Command) -> list[str]:
+    """Old flat names of one or several commands and what they are called now."""
+    names = {old: new for command in commands for old, new in all_old_names(command).items()}
+    lines = [f"## {title}", "", "| old | now |", "|---|---|"]
+    for old, new in sorted(names.items()):
+        now = " and ".join(code(f"--{name}") for name in new) or f"removed: {escape(REMOVED[old])}"
+        lines.append(f"| {code(f'--{old}')} | {now} |")
+    return [*lines, ""]
+
+
+def command_part(command: Command) -> list[str]:
+    """The tables of one command; short for the supervised ones, which have many flags in common."""
+    lines = [f"## {command.name}", "", f"`{command.program}`: {command.summary}", ""]
+    for section, flags in sections(command).items() if command not in SUPERVISED else [("", command.flags.values())]:
+        title = [f"### {command.name}: {section or 'general'}", ""] if command not in SUPERVISED else []
+        lines += [*title, *TABLE, *(row(command, flag) for flag in flags), ""]
+    return lines
+
+
+def row(command: Command, flag: Flag) -> str:
+    """One flag. Refused flags say so, with the reason."""
+    text = flag.help
+    commands, reason = {**NEVER, **NOT_YET}.get(flag.path, ((), ""))
+    if command.name in commands:
+        text += f" **Refused:** {reason}."
+    default = "" if flag.off else "required" if flag.required else code(flag.show(flag.default))
+    return f"| {code(flag.option)} | {code(flag.shape.hint)} | {default} | {escape(text)} |"
+
+
+def code(text: str) -> str:
+    """Text as inline code in a table cell."""
+    return f"`{text}`".replace("|", "\\|").replace("\n", "\\n") if text else ""
+
+
+def escape(text: str) -> str:
+    """Text in a table cell."""
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*") if "**" not in text else text
+
+
+def main() -> int:
+    """Write or check the pages."""
+    if "--check" not in sys.argv[1:]:
+        for path, text in pages().items():
+            path.write_text(text, encoding="utf-8")
+        return 0
+    stale = [path.name for path, text in pages().items() if path.read_text(encoding="utf-8") != text]
+    if stale:
+        print(f"{', '.join(stale)} stale: run python scripts/flag_docs.py", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
