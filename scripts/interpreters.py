@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from set_up import uv_environment
-
 
 def find_interpreter(version: str) -> str | None:
     """The path of a Python `version` ("3.12") that starts, else None.
@@ -32,10 +30,10 @@ def has_cpu_torch(version: str) -> bool:
     """Whether torch installs for Python `version` without the CUDA libraries (several gigabytes).
 
     True for the interpreter of `.venv`, which has a torch already; for others only with a CPU wheel in a find-links
-    folder or a torch backend chosen for uv.
+    folder (UV_FIND_LINKS) or a torch backend chosen for uv.
     """
     if version == "{}.{}".format(*sys.version_info[:2]) or os.environ.get("UV_TORCH_BACKEND"):
         return True
-    folders = uv_environment().get("UV_FIND_LINKS", "").split(",")
+    folders = os.environ.get("UV_FIND_LINKS", "").split(",")
     pattern = f"torch-*+cpu-cp{version.replace('.', '')}-*.whl"
     return any(list(Path(folder).glob(pattern)) for folder in folders if folder)
