@@ -76,6 +76,9 @@ class AgentExecutorBase(ABC):
         """All samples of one prompt, in order of sample_index; a sample with branches gives several."""
         return await self._run_samples(item, ctx)
 
+    async def close(self) -> None:  # noqa: B027 - a hook, not a duty
+        """Called once, when the worker ends."""
+
     async def _run_samples(self, item: PromptItem, ctx: GroupContext) -> list[Trajectory]:
         engines = [self._sample_engine(item, ctx, i) for i in range(ctx.n_samples)]
         tasks = [asyncio.create_task(self._run_sample(item, ctx, engine)) for engine in engines]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from openrlhf.agents.config import AgentConfig
 from openrlhf.agents.context import GroupContext, GroupExecutor
 from openrlhf.agents.engine import Engine, SamplingParams, Tokenizer
+from openrlhf.agents.executor import AgentExecutorBase
 from openrlhf.agents.seeds import sample_seed
 from openrlhf.agents.types import PromptItem, Trajectory
 from openrlhf.agents.watchdog import Blocked, LoopWatchdog
@@ -105,5 +106,7 @@ class AgentWorker:
         """Stops the watchdog and everything handed over to be closed (reward processes, servers)."""
         if self._watchdog is not None:
             self._watchdog.stop()
+        if isinstance(self.executor, AgentExecutorBase):
+            await self.executor.close()
         for close in self._closers:
             await close()

@@ -10,27 +10,27 @@ SPECIAL_TOKENS = ("<|user|>", "<|end|>", "<|assistant|>", "<|pad|>", "<|system|>
 
 
 class ByteTokenizer:
-    """Ids 0-255 are bytes, then `SPECIAL_TOKENS`; `<|end|>` ends an answer."""
+    """Ids 0-255 are bytes, then the special tokens; `eos_token` ends an answer."""
 
     name_or_path = "byte-tokenizer"
     chat_template = "built in"
 
-    def __init__(self) -> None:
-        self.special_ids = {token: 256 + i for i, token in enumerate(SPECIAL_TOKENS)}
+    def __init__(self, special_tokens: Sequence[str] = SPECIAL_TOKENS, eos_token: str = "<|end|>") -> None:
+        self.special_ids = {token: 256 + i for i, token in enumerate(special_tokens)}
         self.special_names = {i: token.encode() for token, i in self.special_ids.items()}
-        self.eos_token = "<|end|>"
-        self.eos_token_id: int | None = self.special_ids["<|end|>"]
-        self.pad_token_id = self.special_ids["<|pad|>"]
+        self.eos_token = eos_token
+        self.eos_token_id: int | None = self.special_ids[eos_token]
+        self.pad_token_id: int | None = self.special_ids.get("<|pad|>")
         self.bos_token_id: int | None = None
-        self.vocab_size = 256 + len(SPECIAL_TOKENS)
-        self._split = re.compile("(" + "|".join(re.escape(token) for token in SPECIAL_TOKENS) + ")")
+        self.vocab_size = 256 + len(special_tokens)
+        self._split = re.compile("(" + "|".join(re.escape(token) for token in special_tokens) + ")")
 
     def __len__(self) -> int:
         return self.vocab_size
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`; special tokens written as text become their id. Nothing is ever added."""
-        if "<|" not in text:
+        if self._split.search(text) is None:
             return list(text.encode("utf-8", "surrogatepass"))
         ids: list[int] = []
         for part in self._split.split(text):
