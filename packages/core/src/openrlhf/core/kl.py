@@ -46,7 +46,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) 
     if estimator == "k1":
         return d.clamp(-KL_LIMIT, KL_LIMIT)
     if estimator == "k2":
-        return d.clamp(-_K2_INPUT_LIMIT, _K2_INPUT_LIMIT).square() / 2
+        return (d.clamp(-_K2_INPUT_LIMIT, _K2_INPUT_LIMIT).square() / 2).clamp_max(KL_LIMIT)
     if estimator == "k3":
         d = d.clamp(-_K3_INPUT_LIMIT, _K3_INPUT_LIMIT)
         return (torch.expm1(-d) + d).clamp(0.0, KL_LIMIT)
