@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 from openrlhf.launcher.commands import Command
 from openrlhf.launcher.flags import MASK, Flag, values_of
+
+FILE = "config.toml"
 
 NONE = "None"
 """How a file says None where the default is something else; TOML has no null."""
@@ -24,6 +28,16 @@ def config_toml(command: Command, config: object) -> str:
     for table, lines in sorted(tables.items(), key=lambda item: item[0] != ""):
         blocks.append("\n".join([f"[{table}]", *lines] if table else lines))
     return "\n\n".join(blocks) + "\n"
+
+
+def save_config(command: Command, config: object, folder: str | Path) -> Path:
+    """Write the configuration to `config.toml` in `folder`, complete or not at all; returns the file."""
+    path = Path(folder) / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{FILE}.{os.getpid()}")
+    draft.write_text(config_toml(command, config), encoding="utf-8")
+    draft.replace(path)
+    return path
 
 
 def _line(flag: Flag, key: str, value: Any) -> str:

@@ -45,6 +45,7 @@ _LATER = """
     train.colocate_actor_ref
     train.colocate_all
     train.colocate_critic_reward
+    train.ema_beta
     train.enable_ema
     train.max_staleness
     train.partial_rollout_enable

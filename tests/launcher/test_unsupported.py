@@ -1,0 +1,79 @@
+"""No flag is accepted and ignored: what nothing reads is refused with the reason."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openrlhf.launcher.command_line import prepare
+from openrlhf.launcher.commands import COMMANDS, TRAIN_PPO_RAY
+from openrlhf.launcher.flags import Flag, build, values_of
+from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.parsing import UsageError
+from openrlhf.launcher.unsupported import NEVER, NOT_YET, unsupported
+
+PACKAGES = Path(__file__).parents[2] / "packages"
+DESCRIPTIONS = re.compile(  # modules that describe, check or translate flags without honouring them
+    r"/config\.py$|/(supervised_config|unsupported|resolve|old_names|commands|flags|suggestions)\.py$|/(rules|plan)/"
+)
+
+
+def another(flag: Flag) -> Any:
+    """A value that the flag does not have by default."""
+    if flag.shape.base is bool:
+        return not flag.default
+    if flag.shape.choices:
+        return next(choice for choice in flag.shape.choices if choice != flag.default)
+    one = {int: 7, float: 7.0, str: "another"}[flag.shape.base]
+    return one if flag.shape.count == 1 else (one,) * 2
+
+
+REFUSED = [
+    (COMMANDS[command], path, reason)
+    for path, (commands, reason) in {**NEVER, **NOT_YET}.items()
+    for command in commands
+    if path in COMMANDS[command].flags
+]
+
+
+@pytest.mark.parametrize(("command", "path", "reason"), REFUSED, ids=lambda x: getattr(x, "name", x))
+def test_a_refused_flag_is_named_with_the_reason(command: Any, path: str, reason: str) -> None:
+    config = build(command.defaults, {path: another(command.flags[path])})
+    (message,) = unsupported(command, config, config)
+    assert message.startswith(f"--{path}")
+    assert message.endswith(f"is not supported: {reason}")
+    assert unsupported(command, command.defaults, command.defaults) == []
+
+
+def test_a_flag_that_this_machine_switches_off_is_not_refused() -> None:
+    asked = build(TRAIN_PPO_RAY.defaults, {"ds.load_in_4bit": True})
+    assert unsupported(TRAIN_PPO_RAY, asked, TRAIN_PPO_RAY.defaults) == []
+
+
+def test_refusals_and_broken_rules_come_in_one_message() -> None:
+    with pytest.raises(UsageError) as caught:
+        prepare(TRAIN_PPO_RAY, ["--use_ms", "--ds.lora.rank", "8", "--rollout.temperature", "0"], Machine(gpus=0))
+    text = str(caught.value)
+    assert "--use_ms is not supported" in text
+    assert "--ds.lora.rank 8 is not supported" in text
+    assert "--rollout.temperature 0.0: it must be more than 0" in text
+
+
+def test_every_row_names_a_flag() -> None:
+    known = {path for command in COMMANDS.values() for path in values_of(command.defaults)}
+    assert {*NEVER, *NOT_YET} <= known
+
+
+@pytest.fixture(scope="module")
+def code() -> str:
+    files = [file for file in PACKAGES.rglob("src/**/*.py") if not DESCRIPTIONS.search(str(file))]
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+
+
+@pytest.mark.parametrize("path", [f.path for f in TRAIN_PPO_RAY.flags.values() if not f.off])
+def test_every_flag_of_rl_training_is_read_or_refused(path: str, code: str) -> None:
+    field = path.rsplit(".", 1)[-1]
+    assert path in NEVER or path in NOT_YET or re.search(rf"\.{field}\b", code)
