@@ -196,12 +196,15 @@ class VllmEngine:
             self._running().init_weight_transfer_engine(WeightTransferInitRequest(init_info=info)),
         )
 
-    async def receive_weights(self, plan: BucketPlan, version: int) -> None:
+    async def receive_weights(self, plan: BucketPlan | dict[str, Any], version: int) -> None:
         """Take part in one whole push (gloo, nccl); the trainer must be sending it at the same time.
 
+        plan: the sender's, as an object or as `BucketPlan.to_dict()`.
         Afterwards every sampled token carries `version`. The prefix cache is emptied. The engine must be idle or
         paused. Raises EngineDownError when the push fails; then the engine refuses to serve until one succeeds.
         """
+        if isinstance(plan, dict):
+            plan = BucketPlan.from_dict(plan)
         await self.start_weight_update()
         if self.spec.sync_backend == "gloo":
             info: dict[str, Any] = {"plan": plan.to_dict(), "version": version}

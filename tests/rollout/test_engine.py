@@ -1,0 +1,300 @@
+"""The engine on real vLLM: one host process with a tied and an untied model, shared by all tests."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from openrlhf.agents.engine import Generation, SamplingParams
+from openrlhf.rollout.engine_spec import EngineSpec
+from openrlhf.rollout.requests import GenerateRequest, RequestFailure
+from openrlhf.rollout.sync_check import check_sequences, compare
+from openrlhf.rollout.weights.sender import SendReport, WeightSender
+from openrlhf.rollout.weights.wire import plan_buckets, specs_of
+from support.rollout_engine import EngineHost, RemoteError
+from support.tiny_models import tiny_qwen3
+
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(1000)]
+
+BOTH = pytest.mark.parametrize("name", ["tied", "untied"])
+PROMPT = [10, 20, 30, 40]
+
+
+class Stage:
+    """Engines, their models, and a weight group that is made once per engine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.current: dict[str, torch.nn.Module] = {}
+        self.versions = {"tied": 0, "untied": 0}
+        self._senders: dict[str, WeightSender] = {}
+        self.generation = 0
+        self._models = 0
+        specs = []
+        for name in self.versions:
+            path = self.new_model(name)
+            # A model's own sampling defaults must change nothing.
+            defaults = {"eos_token_id": 1, "do_sample": True, "temperature": 0.1, "top_k": 1, "repetition_penalty": 2.0}
+            (Path(path) / "generation_config.json").write_text(json.dumps(defaults))
+            specs.append(EngineSpec(model=path, name=name, max_model_len=256, enable_prefix_caching=name == "tied"))
+        self.host = EngineHost(specs)
+        self.pool = ThreadPoolExecutor(4)
+
+    def new_model(self, name: str) -> str:
+        self._models += 1
+        path = tiny_qwen3(self.folder / f"{name}-{self._models}", tied=name == "tied", seed=self._models)
+        self.current[name] = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        return path
+
+    def connect(self, name: str) -> WeightSender:
+        self.generation += 1
+        sender = self._senders[name] = WeightSender()
+        address = sender.open(2, self.generation)
+        joining = self.host.submit(name, "init_weight_transfer", address.for_engine(1))
+        sender.connect()
+        joining.result(30)
+        return sender
+
+    def push(self, name: str) -> SendReport:
+        """New random weights, pushed in several buckets."""
+        self.new_model(name)
+        sender = self._senders.get(name) or self.connect(name)
+        version = self.versions[name] + 1
+        named = list(self.current[name].named_parameters())
+        plan = plan_buckets(specs_of(named), 100_000)
+        receiving = self.host.submit(name, "receive_weights", plan.to_dict(), version)
+        report = sender.send([[pair] for pair in named], plan, version)
+        receiving.result(60)
+        self.versions[name] = version
+        return report
+
+    def logprobs(self, name: str, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """The model's own log-probs in float64: one per token, 0.0 for the first."""
+        with torch.no_grad():
+            logits = self.current[name](torch.tensor([list(ids)])).logits[0, :-1].double() / temperature
+        targets = torch.tensor(list(ids[1:]))[:, None]
+        return [0.0, *torch.log_softmax(logits, -1).gather(-1, targets)[:, 0].tolist()]
+
+    def generate(self, name: str, prompt: Sequence[int] = PROMPT, **sampling: object) -> Generation:
+        return self.host.call(name, "generate", list(prompt), SamplingParams().with_(**sampling))
+
+    def check(self, name: str, prompt: Sequence[int], answer: Generation, temperature: float = 1.0) -> float:
+        """Largest difference between the engine's log-probs and the model's."""
+        own = self.logprobs(name, [*prompt, *answer.token_ids], temperature)[len(prompt) :]
+        assert len(own) == len(answer.logprobs) == len(answer.versions) == len(answer.token_ids)
+        return max(abs(a - b) for a, b in zip(own, answer.logprobs, strict=True))
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    stage = Stage(tmp_path_factory.mktemp("engines"))
+    shared_memory = set(Path("/dev/shm").iterdir())
+    yield stage
+    cores = stage.host.children()
+    stage.pool.shutdown()
+    stage.host.close()
+    assert stage.host.process.exitcode == 0
+    assert not [pid for pid in cores if Path(f"/proc/{pid}").exists()]
+    assert not set(Path("/dev/shm").iterdir()) - shared_memory
+
+
+@BOTH
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_logprobs_are_those_of_the_sampling_distribution(stage: Stage, name: str, temperature: float) -> None:  # B026
+    answer = stage.generate(name, temperature=temperature, max_tokens=48, seed=3, ignore_eos=True)
+    assert len(answer.token_ids) == 48
+    assert answer.finish_reason == "length"
+    assert stage.check(name, PROMPT, answer, temperature) < 1e-4
+
+
+def test_greedy_is_the_models_argmax(stage: Stage) -> None:
+    answer = stage.generate("untied", temperature=0.0, max_tokens=8, ignore_eos=True)
+    ids = list(PROMPT)
+    for token in answer.token_ids:
+        with torch.no_grad():
+            assert int(stage.current["untied"](torch.tensor([ids])).logits[0, -1].argmax()) == token
+        ids.append(token)
+
+
+@BOTH
+def test_score_of_given_tokens(stage: Stage, name: str) -> None:
+    rows = check_sequences(261)
+    scores = stage.host.call(name, "score_many", rows)
+    own = [stage.logprobs(name, row) for row in rows]
+    assert compare(own, scores, tolerance=1e-4, engine=name) < 1e-5
+    assert [s[0] for s in scores] == [0.0] * 4
+
+
+def requests(count: int) -> list[GenerateRequest]:
+    return [
+        GenerateRequest(
+            request_id=f"r{i}", token_ids=[5, 6 + i % 4], sampling=SamplingParams(max_tokens=12, seed=1000 + i)
+        )
+        for i in range(count)
+    ]
+
+
+def generate_many(stage: Stage, asked: Sequence[GenerateRequest]) -> dict[str, Generation | RequestFailure]:
+    chunks = stage.host.call("untied", "generate_many", list(asked))
+    assert sorted(i for chunk in chunks for i, _ in chunk) == list(range(len(asked)))
+    return {asked[i].request_id: result for chunk in chunks for i, result in chunk}
+
+
+def test_seeds_decide_samples_whatever_the_order(stage: Stage) -> None:
+    asked = requests(32)
+    first = generate_many(stage, asked)
+    shuffled = random.Random(0).sample(asked, len(asked))
+    assert generate_many(stage, shuffled) == first
+    for request in asked[:3]:
+        assert generate_many(stage, [request]) == {request.request_id: first[request.request_id]}
+    assert len({tuple(g.token_ids) for g in first.values() if isinstance(g, Generation)}) == 32
+
+
+def test_a_bad_request_is_a_result_and_harms_no_other(stage: Stage) -> None:
+    asked = requests(3)
+    asked.insert(1, GenerateRequest(request_id="long", token_ids=[5] * 300, sampling=SamplingParams(max_tokens=2)))
+    asked.append(GenerateRequest(request_id="hot", token_ids=[5], sampling=SamplingParams(temperature=-1.0)))
+    results = generate_many(stage, asked)
+    assert [type(results[f"r{i}"]) for i in range(3)] == [Generation] * 3
+    for name, reason in (("long", "length 300"), ("hot", "temperature")):
+        failure = results[name]
+        assert isinstance(failure, RequestFailure)
+        assert not failure.engine_fault
+        assert f"untied rejected request {name}: " in failure.message
+        assert reason in failure.message
+
+
+@pytest.mark.parametrize(("prompt", "reason"), [([], "empty"), ([999], "vocabulary")])
+def test_requests_that_no_engine_can_serve(stage: Stage, prompt: list[int], reason: str) -> None:
+    with pytest.raises(RemoteError, match=reason) as caught:
+        stage.generate("untied", prompt, max_tokens=2)
+    assert caught.value.kind == "RequestRejectedError"
+
+
+def test_the_sampled_end_token_is_kept_with_its_logprob(stage: Stage) -> None:  # B025
+    for seed in range(40):
+        answer = stage.generate("untied", temperature=2.0, max_tokens=200, seed=seed)
+        if answer.finish_reason == "stop":
+            break
+    assert answer.token_ids[-1] == 1
+    assert 1 not in answer.token_ids[:-1]
+    assert stage.check("untied", PROMPT, answer, 2.0) < 1e-4
+
+
+def test_stop_strings_and_stop_tokens(stage: Stage) -> None:
+    free = stage.generate("untied", max_tokens=40, seed=5, ignore_eos=True)
+    token = free.token_ids[6]
+    stopped = stage.generate("untied", max_tokens=40, seed=5, ignore_eos=True, stop_token_ids=(token,))
+    end = list(free.token_ids).index(token) + 1
+    assert list(stopped.token_ids) == list(free.token_ids[:end])
+    assert stopped.finish_reason == "stop"
+    by_string = stage.generate("untied", max_tokens=200, seed=5, ignore_eos=True, stop=("e",))
+    assert len(by_string.logprobs) == len(by_string.token_ids)
+
+
+@BOTH
+def test_after_a_push_the_engine_computes_the_new_weights(stage: Stage, name: str) -> None:  # B128
+    prompt = list(range(20, 130))  # several cache blocks, cached under the old weights
+    stage.generate(name, prompt, max_tokens=4)
+    old = stage.host.call(name, "score", prompt)
+    for _ in range(2):
+        report = stage.push(name)
+        model = stage.current[name]
+        assert report.nbytes == sum(p.numel() * 4 for p in model.parameters())
+        assert report.messages < len(list(model.parameters()))
+        answer = stage.generate(name, prompt, max_tokens=24, seed=1, ignore_eos=True)
+        assert set(answer.versions) == {stage.versions[name]}
+        assert stage.check(name, prompt, answer) < 1e-4
+        scores = stage.host.call(name, "score", prompt)
+        assert compare([stage.logprobs(name, prompt)], [scores], tolerance=1e-4, engine=name) < 1e-5
+    assert max(abs(a - b) for a, b in zip(old, scores, strict=True)) > 0.1
+
+
+def test_a_failed_push_makes_the_engine_unfit_until_a_whole_one(stage: Stage) -> None:
+    stage.push("tied")
+    sender = stage.connect("tied")
+    named = list(stage.current["tied"].named_parameters())
+    plan = plan_buckets(specs_of(named), 100_000)
+    receiving = stage.host.submit("tied", "receive_weights", plan.to_dict(), 99)
+    began = time.perf_counter()
+    with pytest.raises(ValueError, match="without 4 planned weights"):
+        sender.send([named[:-4]], plan, 99)
+    with pytest.raises(RemoteError, match="tied could not receive weights"):
+        receiving.result(60)
+    assert time.perf_counter() - began < 10
+    with pytest.raises(RemoteError, match="tied must not serve request") as caught:
+        stage.generate("tied", max_tokens=2)
+    assert caught.value.kind == "EngineDownError"
+    assert "failed" in stage.host.call("tied", "health")["unfit"]
+    stage.connect("tied")
+    stage.push("tied")
+    answer = stage.generate("tied", max_tokens=24, seed=1)
+    assert stage.check("tied", PROMPT, answer) < 1e-4
+    assert stage.host.call("tied", "health")["unfit"] == ""
+
+
+def test_an_engine_told_another_plan_than_the_sender_refuses_it(stage: Stage) -> None:
+    sender = stage.connect("untied")
+    named = list(stage.current["untied"].named_parameters())
+    plan, other = plan_buckets(specs_of(named), 100_000), plan_buckets(specs_of(named), 90_000)
+    receiving = stage.host.submit("untied", "receive_weights", other.to_dict(), 50)
+    sending = stage.pool.submit(sender.send, [named], plan, 50)
+    with pytest.raises(RemoteError, match="the trainer pushes version 50"):
+        receiving.result(60)
+    with pytest.raises(RuntimeError):
+        sending.result(60)
+    stage.connect("untied")
+    stage.push("untied")
+
+
+@pytest.mark.parametrize("clear_cache", [True, False])
+def test_requests_continue_over_a_push_with_versions_per_token(stage: Stage, clear_cache: bool) -> None:
+    name = "untied"
+    stage.push(name)
+    before, old_version = stage.current[name], stage.versions[name]
+    sampling = SamplingParams(max_tokens=240, seed=8, ignore_eos=True)
+    generating = stage.host.submit(name, "generate", PROMPT, sampling)
+    time.sleep(0.15)
+    assert not generating.done()
+    with pytest.raises(RemoteError, match="pause it before a weight push"):
+        stage.host.call(name, "start_weight_update")
+    stage.host.call(name, "pause", "keep", clear_cache=clear_cache)
+    stage.push(name)
+    stage.host.call(name, "resume")
+    answer = generating.result(60)
+    assert len(answer.token_ids) == 240
+    first = list(answer.versions).count(old_version)
+    assert list(answer.versions) == [old_version] * first + [stage.versions[name]] * (240 - first)
+    assert 0 < first < 240
+    ids = [*PROMPT, *answer.token_ids]
+    new = stage.logprobs(name, ids)[len(PROMPT) :]
+    stage.current[name] = before
+    old = stage.logprobs(name, ids)[len(PROMPT) :]
+    assert max(abs(a - b) for a, b in zip(old[:first], answer.logprobs[:first], strict=True)) < 1e-4
+    wrong = max(abs(a - b) for a, b in zip(new[first:], answer.logprobs[first:], strict=True))
+    assert (wrong < 1e-4) is clear_cache  # without a cleared cache the old weights' keys and values stay in use
+
+
+def test_abort_delivers_what_was_sampled(stage: Stage) -> None:
+    generating = stage.host.submit("untied", "generate", PROMPT, SamplingParams(max_tokens=240, ignore_eos=True))
+    time.sleep(0.1)
+    assert stage.host.call("untied", "abort") == 1
+    answer = generating.result(60)
+    assert answer.finish_reason == "abort"
+    assert 0 < len(answer.token_ids) == len(answer.logprobs) < 240
+
+
+def test_sleep_and_wake_do_no_harm_on_cpu(stage: Stage) -> None:
+    first = stage.generate("tied", max_tokens=8, seed=1)
+    stage.host.call("tied", "sleep")
+    stage.host.call("tied", "wake", ["weights"])
+    stage.host.call("tied", "wake", ["kv_cache"])
+    assert stage.generate("tied", max_tokens=8, seed=1) == first
