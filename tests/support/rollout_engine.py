@@ -131,9 +131,16 @@ async def _serve_async(pipe: Connection, specs: list[EngineSpec]) -> None:
             pipe.send((number, False, (type(error).__name__, str(error), traceback.format_exc())))
 
     tasks = set()
-    while (message := await asyncio.to_thread(pipe.recv)) is not None:
+    while (message := await asyncio.to_thread(_receive, pipe)) is not None:
         task = asyncio.create_task(serve(*message))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     for engine in engines.values():
         await engine.shutdown()
+
+
+def _receive(pipe: Connection) -> Any:
+    try:
+        return pipe.recv()
+    except EOFError:  # the test process is gone
+        return None

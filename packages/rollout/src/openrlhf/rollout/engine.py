@@ -203,6 +203,8 @@ class VllmEngine:
         Afterwards every sampled token carries `version`. The prefix cache is emptied. The engine must be idle or
         paused. Raises EngineDownError when the push fails; then the engine refuses to serve until one succeeds.
         """
+        if self.spec.sync_backend == "ipc":
+            raise ValueError("an ipc sender delivers the weights itself, between start_ and finish_weight_update")
         if isinstance(plan, dict):
             plan = BucketPlan.from_dict(plan)
         await self.start_weight_update()

@@ -107,6 +107,8 @@ class EngineSpec:
             env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
             if self.enforce_eager:
                 env["TORCHDYNAMO_DISABLE"] = "1"
+        if self.sync_backend == "ipc":
+            env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # CUDA IPC handles go to the workers pickled
         if self.tensor_parallel_size == 1:
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         return env

@@ -1,4 +1,5 @@
-"""The vLLM plugin: makes the weight-transfer backend "gloo" known in every vLLM process.
+"""The vLLM plugin: what every vLLM process of ours gets. Makes the weight-transfer backend "gloo" known, and ends
+an engine core whose parent is gone.
 
 vLLM calls `register` through the entry point group `vllm.general_plugins` at the start of the frontend, of each
 engine core and of each worker. It names the receiver by module path, so that only workers that use it import it.
@@ -6,7 +7,13 @@ engine core and of each worker. It names the receiver by module path, so that on
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
+
 GLOO_BACKEND = "gloo"
+ENGINE_CORE_PROCESS = "EngineCore"
+EXIT_CODE = 1
 
 
 def register() -> None:
@@ -17,3 +24,21 @@ def register() -> None:
         WeightTransferEngineFactory.register_engine(
             GLOO_BACKEND, "openrlhf.rollout.weights.gloo_engine", "GlooWeightTransferEngine"
         )
+    end_with_parent()
+
+
+def end_with_parent() -> None:
+    """End this process with its parent, if it is an engine core.
+
+    Upstream fault (vLLM 0.32): workers watch a pipe to their parent, the engine core does not, so it lives on,
+    with its memory, when its parent is killed (kill -9, out of memory). Can go once vLLM's core does the same.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None or not multiprocessing.current_process().name.startswith(ENGINE_CORE_PROCESS):
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(EXIT_CODE)
+
+    threading.Thread(target=wait, name="openrlhf-end-with-parent", daemon=True).start()
