@@ -26,13 +26,30 @@ ALLOWED = {
     "core": {"torch"},
     "rollout": {"torch", "vllm"},
     "learner": {"torch", "deepspeed", "transformers", "accelerate", "safetensors"},
-    "launcher": {"torch", "transformers", "numpy", "ray", "httpx", "datasets", "tensorboard", "wandb", "submitit"},
+    "launcher": {
+        "torch",
+        "transformers",
+        "numpy",
+        "ray",
+        "httpx",
+        "datasets",
+        "tensorboard",
+        "wandb",
+        "submitit",
+        "starlette",
+        "uvicorn",
+    },
     "cli": set(),
 }
 
 # Packages with one home: the modules that may import them.
 HOMES = {
-    "vllm": {"openrlhf.rollout.engine", "openrlhf.rollout.weights.gloo_engine", "openrlhf.rollout.weights.plugin"},
+    "vllm": {
+        "openrlhf.rollout.engine",
+        "openrlhf.rollout.weights.gloo_engine",  # the receiver, and the plugin that makes it known to vLLM
+        "openrlhf.rollout.weights.plugin",
+        "openrlhf.rollout.weights.cuda_sender",
+    },
     "deepspeed": {"openrlhf.learner"},
     "ray": {"openrlhf.launcher.ray"},
     "submitit": {"openrlhf.launcher.slurm"},
