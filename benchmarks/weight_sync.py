@@ -30,7 +30,12 @@ from openrlhf.rollout.weights.wire import BucketPlan, Packer, plan_buckets, spec
 
 def make_model(path: str, layers: int) -> torch.nn.Module:
     """A random model in the shape of SmolLM2-135M (tied, 30 layers), saved under `path`."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({"<end>": 0, "<unknown>": 1}, unk_token="<unknown>"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(path)
 
     config = LlamaConfig(
         vocab_size=49152,
@@ -101,7 +106,6 @@ async def measure(layers: int, repeats: int, bucket_mb: int) -> dict[str, float]
         named = list(model.named_parameters())
         plan = plan_buckets(specs_of(named), bucket_mb << 20)
         engine = VllmEngine(EngineSpec(model=path, max_model_len=256))
-        _use_without_tokenizer(engine)
         await engine.start()
         sender = WeightSender()
         address = sender.open(2, 0)
@@ -137,13 +141,6 @@ async def measure(layers: int, repeats: int, bucket_mb: int) -> dict[str, float]
         "ratio": push / (broadcast + reload),
         "times_memcpy": push / copy,
     }
-
-
-def _use_without_tokenizer(engine: Any) -> None:
-    """The random model has no tokenizer, and nothing is generated here."""
-    args = engine.spec.vllm_args()
-    args["skip_tokenizer_init"] = True
-    object.__setattr__(engine.spec, "vllm_args", lambda: args)
 
 
 def main() -> None:
