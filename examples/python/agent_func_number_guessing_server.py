@@ -1,0 +1,29 @@
+"""Number guessing as in agent_func_number_guessing.py, but through the OpenAI chat API.
+
+The prompt is the text of the first user message: train with prompts that are not rendered by a chat template.
+Needs: pip install 'openrlhf-agents[server]' openai.
+"""
+
+from openai import AsyncOpenAI
+
+from openrlhf.agents.chat.executor import OpenAIServerExecutor
+
+GUESSES = 3
+
+
+class AgentExecutor(OpenAIServerExecutor):
+    """One game per session."""
+
+    async def run_agent(self, prompt, label, session_id):
+        number = int(label)
+        messages: list = [{"role": "user", "content": prompt}]
+        async with AsyncOpenAI(base_url=self.session_url(session_id), api_key=self.api_key) as client:
+            for guesses in range(1, GUESSES + 1):
+                answer = await client.chat.completions.create(model="policy", messages=messages)
+                text = answer.choices[0].message.content or ""
+                valid = text.strip().isascii() and text.strip().isdigit()
+                if valid and int(text) == number:
+                    return {"reward": 1.0, "extra_logs": {"guesses": guesses}}
+                hint = "?" if not valid else "+" if int(text) < number else "-"
+                messages += [{"role": "assistant", "content": text}, {"role": "user", "content": hint}]
+        return {"reward": 0.0, "extra_logs": {"guesses": GUESSES}}
