@@ -32,6 +32,10 @@ WORKER_ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    # Deprecations inside torch 2.13 and vLLM 0.32 that no user can act on.
+    "PYTHONWARNINGS": "ignore::FutureWarning:torch.distributed.c10d_logger,"
+    "ignore::FutureWarning:vllm.triton_utils.dispatcher",
     "RAY_DEDUP_LOGS": "0",
 }
 """Defaults of worker processes; what the user has set wins."""
@@ -111,6 +115,7 @@ def _join(run_id: str) -> Cluster | None:
     if address is None:
         return None
     ray.init(address=address, logging_level=logging.WARNING, log_to_driver=True)
+    log.info("Joined the Ray at %s", address)
     return Cluster(started=False, run_id=run_id)
 
 
@@ -157,6 +162,7 @@ def _start(run_id: str) -> Cluster:
     except BaseException:
         cluster.close()
         raise
+    log.info("Started a local Ray in %s", temp_dir)
     return cluster
 
 

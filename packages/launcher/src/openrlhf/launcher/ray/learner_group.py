@@ -153,6 +153,7 @@ class RayLearner:
             )
 
     async def shutdown(self) -> None:
+        """End the ranks. Their state is on disk or not wanted, so they are not asked."""
         for group in self.groups:
             for actor in group.actors:
                 ray.kill(actor)

@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.ray.calls import WorkerDiedError, first_line, gather, user_error
+from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.trainer.protocols import EvalRequest, Group
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,9 @@ class RayRollout:
     group in seconds.
     """
 
-    def __init__(self, spawn: Callable[[int], Any], *, workers: int, group_timeout: float) -> None:
+    def __init__(self, spawn: Callable[[int], Any], fleet: EngineFleet, *, workers: int, group_timeout: float) -> None:
         self._spawn = spawn
+        self._fleet = fleet
         self.actors: list[Any] = [spawn(i) for i in range(workers)]
         self._running = [0] * workers
         self._replaced = 0
@@ -93,6 +95,6 @@ class RayRollout:
     async def shutdown(self) -> None:
         for actor in self.actors:
             actor.shutdown.remote()
-        await asyncio.sleep(0.2)
+        await self._fleet.shutdown()
         for actor in self.actors:
             ray.kill(actor)

@@ -232,7 +232,7 @@ def start_rollout(
 
     turns = config.agent.max_turns if config.train.agent_func_path else 1
     bound = (config.agent.timeout + REQUEST_TIMEOUT) * turns + config.reward.timeout + 60.0
-    return RayRollout(spawn, workers=config.agent.num_workers, group_timeout=bound)
+    return RayRollout(spawn, fleet, workers=config.agent.num_workers, group_timeout=bound)
 
 
 def agent_spec(config: TrainPPOConfig, prepared: Prepared) -> AgentSpec:

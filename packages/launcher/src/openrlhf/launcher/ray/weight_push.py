@@ -34,7 +34,7 @@ class WeightPush:
     """Brings the policy's weights to every engine.
 
     tolerance: largest mean |log-prob difference| between trainer and engine after a push. vocab_size: of the
-    model, for the fixed sequences of the check.
+    model, for the fixed sequences of the check. last_bytes: what the last push sent to every engine worker.
     """
 
     def __init__(self, fleet: EngineFleet, *, bucket_mb: int, tolerance: float, vocab_size: int) -> None:
@@ -45,6 +45,7 @@ class WeightPush:
         self._generation = 0
         self._connected = False
         self._plan: BucketPlan | None = None
+        self.last_bytes = 0
 
     async def push(self, policy: RankGroup, version: int) -> dict[str, float]:
         """Push and check. Returns rollout/sync_error, timing/broadcast and timing/sync_check.
@@ -71,6 +72,7 @@ class WeightPush:
             "rollout/sync_error": error,
             "timing/broadcast": pushed - began,
             "timing/sync_check": time.perf_counter() - pushed,
+            "rollout/push_bytes": float(self.last_bytes),
         }
 
     async def _push_once(self, policy: RankGroup, version: int) -> None:
@@ -82,7 +84,8 @@ class WeightPush:
         assert self._plan is not None
         sending = policy.wait(policy.call_actor("push", version), f"weight push {version}", PUSH_TIMEOUT)
         receiving = self._fleet.receive_weights(self._plan, version, timeout=PUSH_TIMEOUT)
-        await _both(sending, receiving)
+        reports, _ = await _both(sending, receiving)
+        self.last_bytes = reports[0].nbytes
 
     async def _connect(self, policy: RankGroup) -> None:
         self._generation += 1

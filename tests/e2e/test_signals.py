@@ -1,0 +1,74 @@
+"""INT and TERM end a real run in order, whatever it is doing: exit 130 / 143, nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from support.stack_runs import Run, Workspace, make_workspace, start_run
+from support.tiny_models import tiny_qwen3
+
+pytestmark = pytest.mark.stack
+
+SLOW_REWARD = """
+import time
+
+def reward_func(queries, prompts, labels):
+    time.sleep(30)
+    return {"rewards": [1.0] * len(queries)}
+"""
+MOMENTS = {
+    "start": "Started a local Ray",
+    "load": "learners and agent workers ready",
+    "generation": "all parts ready",
+    "update": "step 2 ",
+    "push": "step 3 ",
+}
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    path = tmp_path_factory.mktemp("signals")
+    return make_workspace(path, tiny_qwen3(path / "tiny"), prompts=2000)
+
+
+def interrupt(run: Run, signum: signal.Signals, *, group: bool) -> None:
+    if group:
+        os.killpg(run.process.pid, signum)
+    else:
+        os.kill(run.process.pid, signum)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("moment", "signum", "group"),
+    [
+        pytest.param(m, s, g, marks=[] if (m, s, g) in DEFAULT else pytest.mark.proof)
+        for DEFAULT in [{("start", signal.SIGINT, True), ("update", signal.SIGTERM, False)}]
+        for m in MOMENTS
+        for s in (signal.SIGINT, signal.SIGTERM)
+        for g in (False, True)
+    ],
+)
+def test_signal_ends_the_run(workspace: Workspace, moment: str, signum: signal.Signals, group: bool) -> None:
+    run = start_run(workspace)
+    run.wait_for(MOMENTS[moment], timeout=300)
+    time.sleep({"generation": 0.7, "update": 0.3, "push": 0.0}.get(moment, 0.2))
+    interrupt(run, signum, group=group)
+    assert run.wait(60) == 128 + signum, run.text
+    assert run.left_over() == []
+    assert f"{signum.name} received" in run.text
+    assert "Traceback" not in run.text
+
+
+def test_temporary_folder_names_are_known(tmp_path: Path) -> None:
+    """`places` would miss a folder named otherwise."""
+    from openrlhf.launcher.ray.cluster import short_temp_dir
+
+    folder = short_temp_dir()
+    assert folder.name.startswith("r")
+    folder.rmdir()

@@ -1,0 +1,133 @@
+"""The real stack in one process tree: 2 learner ranks, 2 engines, ZeRO-3, tied and untied embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from openrlhf.agents.engine import SamplingParams
+from openrlhf.agents.types import Trajectory
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.flags import build
+from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.preflight import Prepared, prepare
+from openrlhf.launcher.ray.cluster import Cluster, connect
+from openrlhf.launcher.ray.placement import Reservation, plan_placement
+from openrlhf.launcher.ray.start import start_fleet, start_parts
+from openrlhf.launcher.resolve import resolve
+from openrlhf.launcher.trainer.loop import Trainer, TrainerParts
+from openrlhf.launcher.trainer.protocols import SampleRef
+from openrlhf.rollout.requests import GenerateRequest
+from support.stack_runs import make_workspace
+from support.tiny_models import tiny_qwen3
+from support.trainer_fakes import FakeSink
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    connected = connect()
+    yield connected
+    connected.close()
+
+
+def configure(path: Path, *, tied: bool) -> tuple[TrainPPOConfig, Prepared]:
+    workspace = make_workspace(path, tiny_qwen3(path / "tiny", tied=tied), prompts=8)
+    flags: dict[str, Any] = {
+        "actor.model_name_or_path": workspace.model,
+        "actor.num_gpus_per_node": 2,
+        "actor.adam.lr": 1e-3,
+        "actor.lr_scheduler": "constant",
+        "reward.remote_url": str(workspace.path / "reward.py"),
+        "data.prompt_dataset": str(workspace.path / "prompts.jsonl"),
+        "data.input_key": "prompt",
+        "data.max_len": 64,
+        "vllm.num_engines": 2,
+        "vllm.enable_prefix_caching": True,
+        "ds.zero_stage": 3,
+        "algo.advantage.estimator": "group_norm",
+        "algo.kl.init_coef": 0.0,
+        "rollout.batch_size": 4,
+        "rollout.n_samples_per_prompt": 4,
+        "rollout.max_new_tokens": 8,
+        "rollout.micro_batch_size": 16,
+        "train.batch_size": 8,
+        "train.micro_batch_size": 8,
+        "ckpt.output_dir": str(path / "exported"),
+    }
+    config, _ = resolve(build(TrainPPOConfig(), flags), Machine(gpus=0))
+    return config, prepare(config)
+
+
+async def sampled_ratios(parts: TrainerParts, prepared: Prepared) -> list[float]:
+    """|exp(trainer - rollout) - 1| of every token of one freshly sampled group."""
+    group = await parts.rollout.run_group(prepared.prompts.item(0, episode=9))
+    refs = [
+        SampleRef(handle=group.handle, position=i, index=i, reward=0.0, length=s.total_length)
+        for i, s in enumerate(group.samples)
+    ]
+    policy = parts.learner.policy  # type: ignore[attr-defined]
+    scored: dict[int, Any] = {}
+    for part in await policy.wait(policy.scatter("logprobs", policy.shares([refs])), "test"):
+        scored.update(part)
+    trajectories: list[Trajectory] = ray.get(group.handle)
+    ratios = []
+    for index, trajectory in enumerate(trajectories):
+        rollout = [p for p, t in zip(trajectory.logprobs, trajectory.trainable, strict=True) if t]
+        ratios += [abs(math.exp(new - old) - 1) for new, old in zip(scored[index].tolist(), rollout, strict=True)]
+    return ratios
+
+
+async def greedy(actor: Any, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
+    """Greedy answers with their log-probs."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    requests = [GenerateRequest(request_id=f"g{i}", token_ids=p, sampling=sampling) for i, p in enumerate(prompts)]
+    results: dict[int, Any] = {}
+    async for ref in actor.generate_many.options(num_returns="streaming").remote(requests):
+        results.update(dict(await ref))
+    return [(list(results[i].token_ids), list(results[i].logprobs)) for i in range(len(prompts))]
+
+
+async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster) -> dict[str, Any]:
+    """Two steps; then the engines' answers beside those of an engine that loads the exported model."""
+    sink = FakeSink()
+    parts = await start_parts(config, prepared, cluster, sink)
+    prompts = [prepared.tokenizer.encode(f"sort {i}4321") for i in range(4)]
+    try:
+        summary = await Trainer(config, parts).run()
+        ratios = await sampled_ratios(parts, prepared)
+        fleet = parts.learner._push._fleet  # type: ignore[attr-defined]
+        live = [await greedy(actor, prompts) for actor in fleet.actors]
+    finally:
+        await parts.rollout.shutdown()
+        await parts.learner.shutdown()
+    exported = build(config, {"actor.model_name_or_path": config.ckpt.output_dir, "vllm.num_engines": 1})
+    reservation = Reservation(plan_placement(exported, gpus=0))
+    fresh = start_fleet(exported, reservation, cluster.worker_environment(), gpus=0)
+    await fresh.wait_started()
+    reference = await greedy(fresh.actors[0], prompts)
+    await fresh.shutdown()
+    return {"summary": summary, "steps": sink.steps, "ratios": ratios, "live": live, "fresh": reference}
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_engines_hold_what_was_trained(tmp_path: Path, cluster: Cluster, tied: bool) -> None:  # B026, B128, B130
+    config, prepared = configure(tmp_path, tied=tied)
+    result = asyncio.run(train_and_compare(config, prepared, cluster))
+    assert result["summary"].optimizer_steps == 4
+    assert [step["rollout/sync_error"] < 1e-4 for step in result["steps"]] == [True, True]
+    assert max(result["ratios"]) < 1e-3
+    assert result["steps"][0]["train/actor_grad_norm"] > 0
+    for answers in result["live"]:
+        for (tokens, logprobs), (want, want_logprobs) in zip(answers, result["fresh"], strict=True):
+            assert tokens == want
+            assert logprobs == pytest.approx(want_logprobs, abs=1e-4)
+    model_bytes = sum(f.stat().st_size for f in Path(config.ckpt.output_dir).glob("*.safetensors"))
+    assert result["steps"][-1]["rollout/push_bytes"] <= 1.05 * model_bytes

@@ -1,0 +1,148 @@
+"""Real runs of the command line in processes of their own, on a tiny random model."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from openrlhf.launcher.ray.cluster import RUN_ID_VARIABLE
+
+REWARD = '''
+def reward_func(queries, prompts, labels):
+    """Share of digits in the answer: a random model gets something."""
+    answers = [q[len(p):] for q, p in zip(queries, prompts)]
+    return {"rewards": [sum(c.isdigit() for c in a) / 10 for a in answers]}
+'''
+
+MARK = "OPENRLHF_TEST_RUN"
+
+
+@dataclass
+class Workspace:
+    """A folder with model, data and reward function."""
+
+    path: Path
+    model: str
+
+    @property
+    def flags(self) -> list[str]:
+        """The flags every run shares: 1 engine, 1 rank, 4 prompts x 4 samples per step."""
+        flags: dict[str, object] = {
+            "actor.model_name_or_path": self.model,
+            "reward.remote_url": self.path / "reward.py",
+            "data.prompt_dataset": self.path / "prompts.jsonl",
+            "data.input_key": "prompt",
+            "data.label_key": "label",
+            "data.max_len": 64,
+            "vllm.num_engines": 1,
+            "algo.advantage.estimator": "reinforce_baseline",
+            "algo.kl.init_coef": 0,
+            "rollout.batch_size": 4,
+            "rollout.n_samples_per_prompt": 4,
+            "rollout.max_new_tokens": 8,
+            "rollout.micro_batch_size": 16,
+            "train.batch_size": 16,
+            "train.micro_batch_size": 16,
+            "ckpt.output_dir": self.path / "model_out",
+            "ckpt.path": self.path / "checkpoints",
+        }
+        return [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+
+
+def make_workspace(path: Path, model: str, *, prompts: int = 8, reward: str = REWARD) -> Workspace:
+    path.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(0)
+    rows = [{"prompt": f"sort {rng.randrange(10**5):05d}", "label": i} for i in range(prompts)]
+    (path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (path / "reward.py").write_text(reward)
+    return Workspace(path, model)
+
+
+@dataclass
+class Run:
+    """A started command line and everything it prints."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    mark: str
+    before: set[str] = field(default_factory=set)
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait_for(self, text: str, timeout: float) -> None:
+        """Until `text` was printed. Raises AssertionError with the log when it does not come."""
+        deadline = time.monotonic() + timeout
+        while text not in self.text:
+            assert self.process.poll() is None, f"ended with {self.process.returncode} before {text!r}:\n{self.text}"
+            assert time.monotonic() < deadline, f"no {text!r} within {timeout} s:\n{self.text}"
+            time.sleep(0.05)
+
+    def wait(self, timeout: float) -> int:
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise AssertionError(f"did not end within {timeout} s:\n{self.text}") from None
+
+    def left_over(self) -> list[str]:
+        """Processes, temporary folders and shared memory of this run that still exist, given two seconds to go."""
+        deadline = time.monotonic() + 2
+        while (left := self._left_now()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return left
+
+    def _left_now(self) -> list[str]:
+        processes = [f"process {pid}: {command_of(pid)}" for pid in marked_processes(self.mark)]
+        return processes + sorted(places() - self.before)
+
+
+def places() -> set[str]:
+    """Ray's temporary folders and shared-memory segments (not semaphores: other tests' spawned processes have those)."""
+    temporary = {str(p) for p in Path("/tmp").glob("r*") if (p / "session_latest").exists() or p.name == "ray"}
+    return temporary | {str(p) for p in Path("/dev/shm").iterdir() if not p.name.startswith("sem.mp-")}
+
+
+def marked_processes(mark: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and entry.name != str(os.getpid()):
+            try:
+                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+    except OSError:
+        return "gone"
+
+
+def start_run(workspace: Workspace, *extra: str, env: dict[str, str] | None = None) -> Run:
+    """Start `train_ppo_ray` in a process group of its own."""
+    mark = f"{workspace.path.name}-{time.time_ns()}"
+    log = workspace.path / f"{mark}.log"
+    own = {k: v for k, v in os.environ.items() if not k.startswith("RAY_ADDRESS") and k != RUN_ID_VARIABLE}
+    before = places()
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *workspace.flags, *extra],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=workspace.path,
+            env=own | {MARK: mark} | (env or {}),
+            start_new_session=True,
+        )
+    return Run(process, log, mark, before)
