@@ -12,6 +12,7 @@ from torch import Tensor
 from openrlhf.learner.ds_config import deepspeed_config
 from openrlhf.learner.models import load_module
 from openrlhf.learner.modules import LearnerModule, Readings
+from openrlhf.learner.muon import RawClipping, clip_factor, raw_clipping
 from openrlhf.learner.optim import build_optimizer, check_optim
 from openrlhf.learner.packing import ModelInputs
 from openrlhf.learner.schedule import build_schedule
@@ -28,11 +29,14 @@ class TrainingEngine:
         self.device = device
         self.steps = 0
         self.communicates_in_forward = spec.zero3 or spec.ds.tensor_parallel_size > 1
+        self._raw_clipping: RawClipping | None = None
+        if spec.optim is not None and spec.optim.optim == "muon" and spec.ds.zero_stage > 0:
+            self._raw_clipping = raw_clipping(ds_engine.optimizer, spec.ds.zero_stage, spec.optim.max_norm)
 
-    def forward(self, inputs: ModelInputs, *, with_entropy: bool) -> Readings:
+    def forward(self, inputs: ModelInputs, *, with_entropy: bool, entropy_gradient: bool = True) -> Readings:
         """Run the model. Through DeepSpeed's engine where there is one, so that its hooks fire."""
         model = self.module if self.ds_engine is None else self.ds_engine
-        return model(inputs, with_entropy=with_entropy)
+        return model(inputs, with_entropy=with_entropy, entropy_gradient=entropy_gradient)
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
@@ -65,9 +69,10 @@ class TrainingEngine:
         if self.spec.ds.zero_stage == 0:
             applied, norm = self._step_unpartitioned()
         else:
+            raw_norm = None if self._raw_clipping is None else self._raw_clipping.before_step()
             self.ds_engine.step()
             applied = bool(self.ds_engine.was_step_applied())
-            norm = float(self.ds_engine.get_global_grad_norm())
+            norm = float(self.ds_engine.get_global_grad_norm()) if raw_norm is None else raw_norm
         self.steps += int(applied)
         return applied, norm
 
@@ -80,9 +85,9 @@ class TrainingEngine:
             self.ds_engine.zero_grad()
             return False, value
         assert self.spec.optim is not None
-        if 0.0 < self.spec.optim.max_norm < value:
-            for gradient in gradients:
-                gradient.mul_(self.spec.optim.max_norm / value)
+        factor = clip_factor(value, self.spec.optim.max_norm)
+        if factor != 1.0:
+            torch._foreach_mul_(gradients, factor)
         self.ds_engine.step()
         return True, value
 

@@ -32,20 +32,26 @@ def full_state_dict(module: LearnerModule) -> dict[str, Tensor] | None:
     return state
 
 
-def export_hf(module: LearnerModule, path: str, tokenizer: Any, state: dict[str, Tensor] | None = None) -> None:
+def export_hf(module: LearnerModule, path: str, tokenizer: Any, *, averages: dict[str, Tensor] | None = None) -> None:
     """Write the model under `path`, replacing what was there. Collective; rank 0 writes.
 
-    state: other weights to write under this model's configuration (a moving average); None writes the live ones.
+    averages: the moving average of (some of) the weights, written beside the live model, in `<path>/ema`.
     A critic or reward model keeps its head under its name, which the configuration records.
     """
-    state = full_state_dict(module) if state is None else state
-    if dist.is_initialized() and dist.get_rank() != 0:
+    state = full_state_dict(module)
+    if state is None:
         return
-    assert state is not None, "rank 0 has the weights"
     with replace_directory(Path(path)) as folder:
-        _write_model(module, state, folder)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(str(folder))
+        _write(module, state, tokenizer, folder)
+        if averages is not None:
+            smooth = {name: averages.get(name, tensor).to(tensor.dtype) for name, tensor in state.items()}
+            _write(module, smooth, tokenizer, folder / "ema")
+
+
+def _write(module: LearnerModule, state: dict[str, Tensor], tokenizer: Any, folder: Path) -> None:
+    _write_model(module, state, folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(str(folder))
 
 
 def _write_model(module: LearnerModule, state: dict[str, Tensor], folder: Path) -> None:

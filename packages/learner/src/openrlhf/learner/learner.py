@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from openrlhf.core.batch import Batch
-from openrlhf.learner import weights
+from openrlhf.learner import checkpoint, sleep, weights
 from openrlhf.learner.batching import fixed_micro_batches, token_micro_batches
 from openrlhf.learner.collective import Collective
+from openrlhf.learner.ema import MovingAverage
 from openrlhf.learner.engine import TrainingEngine, build_engine
+from openrlhf.learner.export import export_hf
 from openrlhf.learner.metrics import MetricSums
 from openrlhf.learner.models import reward_statistics
 from openrlhf.learner.objective import ModelOutputs, Objective
@@ -57,6 +60,9 @@ class Learner:
         self._engine: TrainingEngine = build_engine(spec, self.device)
         self.module = self._engine.module
         self.hidden_size = int(self.module.model.config.get_text_config().hidden_size)
+        self.ema = None
+        if spec.trained and spec.batch.enable_ema:
+            self.ema = MovingAverage(self.module, spec.batch.ema_beta)
         self.skipped_in_a_row = 0
         self.reward_mean_std = reward_statistics(self.module)
 
@@ -138,6 +144,8 @@ class Learner:
                 bad = _first_bad(batch, rows)
             self._engine.backward(loss)
         applied, grad_norm = self._engine.step()
+        if applied and self.ema is not None:
+            self.ema.update()
         metrics = sums.reduce(self.collective, empty_ranks)
         self._count_skip(applied, bad)
         return metrics | {"grad_norm": (grad_norm, 1.0), "lr": (lr, 1.0), "skipped_steps": (float(not applied), 1.0)}
@@ -148,10 +156,13 @@ class Learner:
         """Loss of one micro-batch, scaled for the whole step, and whether it is finite."""
         part = (batch.select(rows) if rows else _placeholder()).to(self.device)
         inputs = build_inputs(part, part.action_mask, packed=self.spec.packed)
-        readings = self._engine.forward(inputs, with_entropy=objective.with_entropy)
-        anchor = readings.primary.sum()
+        readings = self._engine.forward(
+            inputs,
+            with_entropy=objective.with_entropy,
+            entropy_gradient=objective.coefficients.get("entropy_loss", 0.0) != 0.0,
+        )
         if not rows:
-            return anchor * 0.0, True
+            return readings.anchor(), True
         dense = inputs.scatter(readings.primary, part.tokens.shape)
         language_model = self.spec.role.is_language_model
         outputs = ModelOutputs(
@@ -165,11 +176,11 @@ class Learner:
         sums.add(terms)
         loss = sum_terms(terms, objective.coefficients, counts, self.collective.world_size)
         if loss is None:
-            return anchor * 0.0, True
+            return readings.anchor(), True
         if bool(torch.isfinite(loss)):
             return loss, True
         # NaN in every gradient makes all ranks skip the step, whichever part of the loss was at fault.
-        return loss + anchor * float("nan"), False
+        return loss + readings.anchor() * float("nan"), False
 
     def _count_skip(self, applied: bool, bad: int) -> None:
         self.skipped_in_a_row = 0 if applied else self.skipped_in_a_row + 1
@@ -203,11 +214,36 @@ class Learner:
         return weights.buckets(self.module, bucket_bytes, skip_frozen=skip_frozen)
 
     def export_hf(self, path: str, tokenizer: Any = None) -> None:
-        """Write a Hugging Face folder (safetensors, configuration, generation configuration, tokenizer), atomically."""
-        from openrlhf.learner.export import export_hf
+        """Write a Hugging Face folder (safetensors, configuration, generation configuration, tokenizer), atomically.
 
-        export_hf(self.module, path, tokenizer)
+        With a moving average it is written too, as a model of its own in `<path>/ema`.
+        """
+        averages = None if self.ema is None else self.ema.full_state()
+        export_hf(self.module, path, tokenizer, averages=averages)
         self.collective.barrier()
+
+    # -- between phases and runs
+
+    def sleep(self) -> None:
+        """Move training states to host memory, if `--ds.enable_sleep`; weights stay where they are."""
+        if self.spec.trained and self.spec.ds.enable_sleep:
+            sleep.sleep(self._engine.ds_engine, self.spec.ds.zero_stage, self.device)
+
+    def wake(self) -> None:
+        """Bring the training states back; must run between `sleep` and the next `update`."""
+        if self.spec.trained and self.spec.ds.enable_sleep:
+            sleep.wake(self._engine.ds_engine, self.spec.ds.zero_stage, self.device)
+
+    def save_checkpoint(self, folder: str) -> None:
+        """Write everything needed to go on exactly as if never stopped; the caller makes the folder appear at once."""
+        state = {"optimizer_steps": self._engine.steps, "skipped_in_a_row": self.skipped_in_a_row}
+        checkpoint.save(self._engine, self.ema, Path(folder), state)
+
+    def load_checkpoint(self, folder: str) -> None:
+        """Restore what `save_checkpoint` wrote; see `checkpoint.load` for the errors."""
+        state = checkpoint.load(self._engine, self.ema, Path(folder))
+        self._engine.steps = state["optimizer_steps"]
+        self.skipped_in_a_row = state["skipped_in_a_row"]
 
 
 def sum_terms(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from openrlhf.core.logprobs import logprobs_from_logits, token_logprobs
+from openrlhf.core.logprobs import entropy_from_logits, logprobs_from_logits, token_logprobs
 from openrlhf.learner.packing import ModelInputs
 
 
@@ -26,6 +26,15 @@ class Readings(NamedTuple):
     primary: Tensor
     entropy: Tensor | None
     aux_loss: Tensor | None
+
+    def anchor(self) -> Tensor:
+        """A scalar 0 that depends on everything with a gradient.
+
+        Its backward pass visits the same modules as that of a loss: ZeRO-3 communicates in each of them, so all ranks
+        have to make the same visits.
+        """
+        outputs = [t for t in self if t is not None and t.requires_grad]
+        return torch.stack([t.sum() for t in outputs]).sum() * 0.0
 
 
 class LearnerModule(nn.Module):
@@ -42,17 +51,17 @@ class LearnerModule(nn.Module):
         self.aux_loss = aux_loss
         self.chunked_head = False
 
-    def forward(self, inputs: ModelInputs, *, with_entropy: bool = False) -> Readings:
-        """Readings at `inputs.select`."""
+    def forward(self, inputs: ModelInputs, *, with_entropy: bool = False, entropy_gradient: bool = True) -> Readings:
+        """Readings at `inputs.select`. Without entropy_gradient the entropy is a plain number."""
         if self.head is None and not self.chunked_head:
-            return self._from_logits(inputs, with_entropy)
+            return self._from_logits(inputs, with_entropy, entropy_gradient)
         outputs = self._call(self.model if self.head is not None else self.model.base_model, inputs)
         hidden = outputs.last_hidden_state.flatten(0, 1)[inputs.select]
         aux = self._balance_loss(outputs, inputs)
         if self.head is not None:
             return Readings(self.head(hidden).squeeze(-1).float(), None, aux)
         output_head = self.model.get_output_embeddings()
-        logprobs, entropy = output_head(hidden, inputs.targets, self.temperature, with_entropy)
+        logprobs, entropy = output_head(hidden, inputs.targets, self.temperature, with_entropy, entropy_gradient)
         return Readings(logprobs, entropy, aux)
 
     def hf_name(self, name: str) -> str:
@@ -102,11 +111,12 @@ class LearnerModule(nn.Module):
         assert getattr(outputs, "past_key_values", None) is None, "a key-value cache would let packed samples mix"
         return outputs
 
-    def _from_logits(self, inputs: ModelInputs, with_entropy: bool) -> Readings:
+    def _from_logits(self, inputs: ModelInputs, with_entropy: bool, entropy_gradient: bool) -> Readings:
         outputs = self._call(self.model, inputs)
         logits = outputs.logits.flatten(0, 1)[inputs.select]
         logprobs = logprobs_from_logits(logits, inputs.targets, self.temperature)
-        entropy = _entropy(logits, self.temperature) if with_entropy else None
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            entropy = entropy_from_logits(logits, self.temperature) if with_entropy else None
         return Readings(logprobs, entropy, self._balance_loss(outputs, inputs))
 
     def _balance_loss(self, outputs: Any, inputs: ModelInputs) -> Tensor | None:
@@ -131,19 +141,13 @@ def num_experts(config: Any) -> int:
 
 
 def _chunked_head(
-    self: nn.Linear, hidden: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+    self: nn.Linear, hidden: Tensor, targets: Tensor, temperature: float, with_entropy: bool, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Forward of a language-model head: log-probs [N] (and entropy [N]) instead of logits."""
-    return token_logprobs(
+    logprobs, entropy = token_logprobs(
         hidden, self.weight, targets, temperature=temperature, bias=self.bias, with_entropy=with_entropy
     )
-
-
-def _entropy(logits: Tensor, temperature: float) -> Tensor:
-    """Entropy [N] of softmax(logits / temperature), fp32; zero-probability tokens contribute 0."""
-    logp = torch.log_softmax(logits.float() / temperature, dim=-1)
-    p = logp.exp()
-    return -torch.where(p > 0, p * logp, 0.0).sum(-1)
+    return logprobs, entropy if entropy is None or entropy_gradient else entropy.detach()
 
 
 def disable_dropout(model: nn.Module) -> None:
