@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from openrlhf.agents.types import PromptItem
@@ -13,9 +15,7 @@ from openrlhf.launcher.flags import build
 from openrlhf.launcher.trainer.loop import Trainer, TrainerParts
 from openrlhf.launcher.trainer.protocols import EvalRequest, Group, SampleInfo, SampleRef
 
-GOOD = SampleInfo(
-    reward=1.0, score=1.0, total_length=8, num_trainable=4, longest_turn=4, truncated=False, failed=False
-)
+GOOD = SampleInfo(reward=1.0, score=1.0, total_length=8, num_trainable=4, longest_turn=4, truncated=False, failed=False)
 FAILED = replace(GOOD, reward=None, score=None, failed=True, failure="reward: boom-3", num_trainable=0)
 
 Score = Callable[[PromptItem, int], SampleInfo]
@@ -79,6 +79,15 @@ class FakeLearner:
         self.pushed.append(version)
         return {"rollout/sync_error": 0.0}
 
+    async def save(self, folder: str) -> None:
+        self.log.append("save")
+        (Path(folder) / "actor").mkdir()
+        (Path(folder) / "actor" / "updates.json").write_text(json.dumps(self.updates))
+
+    async def load(self, folder: str) -> None:
+        self.log.append("load")
+        self.updates = json.loads((Path(folder) / "actor" / "updates.json").read_text())
+
     async def export(self, path: str) -> None:
         self.log.append("export")
         self.exported.append(path)
@@ -115,13 +124,14 @@ class FakePrompts:
 
 @dataclass
 class FakeSink:
-    """Keeps what was logged."""
+    """Keeps what was logged. first: number of the first step."""
 
+    first: int = 1
     steps: list[dict[str, float]] = field(default_factory=list)
     evaluations: list[tuple[int, dict[str, float]]] = field(default_factory=list)
 
     def log_step(self, step: int, metrics: dict[str, float]) -> None:
-        assert step == len(self.steps) + 1
+        assert step == self.first + len(self.steps)
         self.steps.append(metrics)
 
     def log_evaluation(self, step: int, metrics: dict[str, float]) -> None:

@@ -26,9 +26,13 @@ def train_ppo(config: TrainPPOConfig) -> int:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     signals.install()
     from openrlhf.launcher.errors import report_error
+    from openrlhf.launcher.trainer.loop import StoppedAfterSave
 
     try:
         summary = _run(config)
+    except StoppedAfterSave as stop:
+        log.warning("%s; resume with --ckpt.load_enable", stop)
+        return signals.SAVED_EXIT
     except Exception as error:
         return report_error(error)
     finally:
@@ -59,8 +63,10 @@ async def _train(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster) -
     logger = RunLogger(config)
     try:
         parts = await start_parts(config, prepared, cluster, logger)
+        trainer = Trainer(config, parts)
+        signals.on_warning(trainer.stop_after_step)
         try:
-            return await Trainer(config, parts).run()
+            return await trainer.run()
         finally:
             await parts.rollout.shutdown()
             await parts.learner.shutdown()

@@ -1,12 +1,19 @@
-"""INT and TERM end a run in order: the first one unwinds the program (130 / 143), further ones wait for that."""
+"""INT and TERM end a run in order: the first one unwinds the program (130 / 143), further ones wait for that.
+
+USR1 is a job scheduler's warning: the run saves after the step under way and exits with SAVED_EXIT.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 HANDLED = (signal.SIGINT, signal.SIGTERM)
+SAVED_EXIT = 85
+"""Exit code of a run that was warned, has written a checkpoint and wants to be started again with it."""
 
 
 class Interrupted(SystemExit):
@@ -34,3 +41,13 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     ignore()
     sys.stderr.write(f"\n{signal.Signals(signum).name} received: ending the run\n")
     raise Interrupted(signum)
+
+
+def on_warning(stop: Callable[[], None]) -> None:
+    """Call `stop` on USR1. Must run on the event loop's thread, in a running loop."""
+
+    def warned() -> None:
+        sys.stderr.write("\nSIGUSR1 received: saving after this step, then ending the run\n")
+        stop()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, warned)

@@ -29,24 +29,14 @@ _NOT_BUILT = "not built yet"
 
 _LATER = """
     actor.freeze_visual_encoder
-    ckpt.best_metric_key
-    ckpt.disable_ds
-    ckpt.load_enable
-    ckpt.max_mem
-    ckpt.max_num
-    ckpt.save_hf
-    ckpt.save_steps
     data.dataloader_num_workers
     data.max_images_per_prompt
-    ds.enable_sleep
-    ds.use_universal_ckpt
+    rollout.vllm_generate_batch_size
     train.async_enable
     train.async_queue_size
     train.colocate_actor_ref
     train.colocate_all
     train.colocate_critic_reward
-    train.ema_beta
-    train.enable_ema
     train.max_staleness
     train.partial_rollout_enable
     train.partial_rollout_recompute_kv

@@ -145,6 +145,17 @@ class RayLearner:
     async def push_weights(self, version: int) -> dict[str, float]:
         return await self._push.push(self.policy, version)
 
+    async def save(self, folder: str) -> None:
+        await self._each_trained("save", folder, "checkpoint")
+
+    async def load(self, folder: str) -> None:
+        await self._each_trained("load_checkpoint", folder, "resume")
+
+    async def _each_trained(self, method: str, folder: str, what: str) -> None:
+        await self.policy.wait(self.policy.call(method, f"{folder}/actor"), what)
+        if self.critic is not None:
+            await self.critic.wait(self.critic.call(method, f"{folder}/critic"), what)
+
     async def export(self, path: str) -> None:
         await self.policy.wait(self.policy.call("export", path, self._tokenizer_path), "export")
         if self.critic is not None and self._critic_export:

@@ -13,6 +13,7 @@ from typing import Any
 import ray
 
 from openrlhf.agents.engine import SamplingParams
+from openrlhf.launcher.commands import TRAIN_PPO_RAY
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.data.sampler import PromptSampler
 from openrlhf.launcher.horizon import optimizer_step_horizon
@@ -29,6 +30,7 @@ from openrlhf.launcher.ray.learner_group import RankGroup, RayLearner
 from openrlhf.launcher.ray.placement import Reservation, plan_placement
 from openrlhf.launcher.ray.rollout import RayRollout
 from openrlhf.launcher.ray.weight_push import WeightPush
+from openrlhf.launcher.saved import config_toml
 from openrlhf.launcher.trainer.loop import MetricSink, TrainerParts
 from openrlhf.launcher.trainer.rank_config import RankConfig, rank_config
 from openrlhf.learner.spec import LearnerSpec, Role
@@ -79,6 +81,7 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
         prompts=PromptSampler(prepared.prompts, config.train.seed),
         sink=sink,
         eval_prompts=prepared.eval_prompts,
+        config_toml=config_toml(TRAIN_PPO_RAY, config),
     )
 
 
@@ -247,7 +250,6 @@ def agent_spec(config: TrainPPOConfig, prepared: Prepared) -> AgentSpec:
             top_p=rollout.top_p,
             top_k=rollout.top_k,
             min_p=rollout.min_p,
-            min_tokens=1,
         ),
         n_samples=rollout.n_samples_per_prompt,
         max_len=config.data.max_len,

@@ -9,13 +9,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.core.kl import AdaptiveKLController, FixedKLController
 from openrlhf.core.rewards import RunningRewardNorm
 from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.trainer.checkpoints import Checkpoints
 from openrlhf.launcher.trainer.collect import Collected, Collector, PromptSource
 from openrlhf.launcher.trainer.evaluation import evaluation_metrics
 from openrlhf.launcher.trainer.plan import cut_mini_batches, epoch_order
@@ -62,7 +63,16 @@ class TrainerParts:
     prompts: PromptSource
     sink: MetricSink
     eval_prompts: list[PromptItem] = field(default_factory=list)
+    config_toml: str = ""
     clock: Callable[[], float] = time.perf_counter
+
+
+class StoppedAfterSave(Exception):  # noqa: N818  not an error: the run goes on elsewhere
+    """The run was asked to end early and has written a checkpoint."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after step {step}; a checkpoint was written")
+        self.step = step
 
 
 class NoOptimizerStepError(RuntimeError):
@@ -84,16 +94,44 @@ class Trainer:
         self.collector = Collector(config, parts.rollout, parts.prompts)
         self.metrics: dict[str, float] = {}
         self.evaluation: dict[str, float] = {}
+        self.evaluated_at = -1
+        self.checkpoints = Checkpoints(config.ckpt, config_toml=parts.config_toml)
+        self._stop = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of the trainer itself, as JSON values."""
+        return {
+            "state": asdict(self.state),
+            "kl": self.kl.state_dict(),
+            "reward_norm": None if self.norm is None else self.norm.state_dict(),
+            "prompts": self.parts.prompts.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`. Raises ValueError when the prompts or the seed are not those of then."""
+        self.parts.prompts.load_state_dict(state["prompts"])
+        self.state = TrainerState(**state["state"])
+        self.kl.load_state_dict(state["kl"])
+        if self.norm is not None:
+            if state["reward_norm"] is None:
+                raise ValueError("the checkpoint was written without --reward.normalize_enable: leave the flag out")
+            self.norm.load_state_dict(state["reward_norm"])
+
+    def stop_after_step(self) -> None:
+        """Save and end the run after the step that is under way: a job scheduler's warning."""
+        self._stop = True
 
     async def run(self) -> RunSummary:
         """Train until the prompts of all episodes are used or --train.max_steps is reached, then export.
 
-        Raises NoOptimizerStepError when nothing was trained on.
+        Raises NoOptimizerStepError when nothing was trained on, StoppedAfterSave after `stop_after_step`.
         """
+        resumed = await self.checkpoints.restore(self)
         await self.parts.learner.push_weights(self.state.version)
         for episode in range(self.state.episode, self.config.train.num_episodes):
-            self.state.episode = episode
-            self.collector.start_episode(episode)
+            if not resumed:
+                self.collector.start_episode(episode)
+            self.state.episode, resumed = episode, False
             await self._episode()
             if self._finished():
                 break
@@ -103,7 +141,7 @@ class Trainer:
                 f"({self.collector.describe()}); look at the scores, --algo.dynamic_filtering_range "
                 f"{self.config.algo.dynamic_filtering_range!r} and the reward function"
             )
-        if self._evaluates() and self.state.step % self.config.eval.steps != 0:
+        if self._evaluates() and self.evaluated_at != self.state.step:
             await self._evaluate()
         await self.parts.learner.export(self.config.ckpt.output_dir)
         return RunSummary(
@@ -123,6 +161,10 @@ class Trainer:
             await self._train_on(collected, phases)
             if self._evaluates() and self.state.step % self.config.eval.steps == 0:
                 await self._evaluate()
+            if self._stop:
+                await self.checkpoints.save(self, self.checkpoints.metric_of(self))
+                raise StoppedAfterSave(self.state.step)
+            await self.checkpoints.after_step(self)
 
     async def _train_on(self, collected: Collected, phases: dict[str, float]) -> None:
         began = self.parts.clock() - phases["timing/generation"]
@@ -194,7 +236,7 @@ class Trainer:
         groups = await self.collector.run_all(self.parts.eval_prompts, request)
         metrics = evaluation_metrics(groups, request.n_samples_per_prompt)
         metrics["timing/evaluation"] = self.parts.clock() - began
-        self.evaluation = metrics
+        self.evaluation, self.evaluated_at = metrics, self.state.step
         self.parts.sink.log_evaluation(self.state.step, metrics)
 
     def _evaluates(self) -> bool:

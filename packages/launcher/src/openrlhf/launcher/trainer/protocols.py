@@ -110,6 +110,14 @@ class Learner(Protocol):
         """Send the weights to every engine under this version and check them. Returns rollout/sync_error."""
         ...
 
+    async def save(self, folder: str) -> None:
+        """Write everything that a resumed run needs into `folder`/actor (and /critic)."""
+        ...
+
+    async def load(self, folder: str) -> None:
+        """Restore what `save` wrote."""
+        ...
+
     async def export(self, path: str) -> None:
         """Write the policy as a Hugging Face model with its tokenizer."""
         ...

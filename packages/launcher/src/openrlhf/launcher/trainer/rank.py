@@ -43,6 +43,7 @@ class RankTrainer:
         self._resolve = resolve
         self._batch: Batch | None = None
         self._rows: list[list[int]] = []
+        learner.sleep()
 
     def load(self, shares: Sequence[Sequence[SampleRef]]) -> Batch:
         """Fetch this rank's samples, one share per mini-batch, and keep them as one Batch."""
@@ -136,9 +137,11 @@ class RankTrainer:
         assert self._batch is not None, "prepare() comes before update()"
         objective = self._objective(kl_coef)
         sums: Sums = {}
+        self.learner.wake()
         for k, frozen in zip(order, freeze or [False] * len(order), strict=True):
             if not frozen:
                 add_sums(sums, self.learner.update(self._batch.select(self._rows[k]), objective))
+        self.learner.sleep()
         return metric_names(sums, self.learner.spec.role)
 
     def check_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -163,9 +166,15 @@ class RankTrainer:
 
         self.learner.export_hf(path, AutoTokenizer.from_pretrained(tokenizer_path))
 
-    def release(self) -> None:
-        """Forget the step's samples."""
-        self._batch, self._rows = None, []
+    def save(self, folder: str) -> None:
+        """Write this rank's part of a checkpoint; rank 0 makes the folder."""
+        self.learner.save_checkpoint(folder)
+
+    def load_checkpoint(self, folder: str) -> None:
+        """Restore this rank's part of a checkpoint."""
+        self.learner.wake()
+        self.learner.load_checkpoint(folder)
+        self.learner.sleep()
 
     def _objective(self, kl_coef: float) -> Objective:
         config, kl = self.config, self.config.algo.kl

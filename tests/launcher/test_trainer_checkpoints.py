@@ -1,0 +1,137 @@
+"""Checkpoints of the trainer on fakes: what is written when, what a resumed run does."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from openrlhf.launcher.trainer.checkpoints import find_metric
+from openrlhf.launcher.trainer.loop import StoppedAfterSave
+from support.trainer_fakes import FakeRun, fake_run
+
+
+def run_in(folder: Path, prompts: int = 8, **flags) -> FakeRun:
+    return fake_run(prompts, ckpt__path=str(folder), train__num_episodes=2, **flags)
+
+
+def steps_in(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.glob("global_step*"))
+
+
+def positions(run: FakeRun) -> list[int]:
+    return [position for position, _ in run.rollout.calls]
+
+
+def test_nothing_is_written_by_default(tmp_path: Path) -> None:
+    run_in(tmp_path / "c").run()
+    assert not (tmp_path / "c").exists()
+
+
+def test_folders_hold_actor_state_and_configuration(tmp_path: Path) -> None:
+    run_in(tmp_path, ckpt__save_steps=4).run()
+    assert steps_in(tmp_path) == ["global_step4", "global_step8"]
+    newest = tmp_path / "global_step8"
+    assert sorted(p.name for p in newest.iterdir()) == ["actor", "metric.json", "state"]
+    assert sorted(p.name for p in (newest / "state").iterdir()) == ["config.toml", "trainer.json"]
+    assert (tmp_path / "latest").read_text() == "global_step8\n"
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 5, 7])  # B114, B115: mid-episode and at the episode's edge
+def test_resumed_run_goes_on_where_it_was(tmp_path: Path, stop: int) -> None:
+    whole = run_in(tmp_path / "whole")
+    whole.run()
+    first = run_in(tmp_path / "c", ckpt__save_steps=stop, train__max_steps=stop)
+    first.run()
+    second = run_in(tmp_path / "c", ckpt__save_steps=100, ckpt__load_enable=True)
+    second.sink.first = stop + 1
+    summary = second.run()
+    assert positions(first) + positions(second) == positions(whole)
+    assert summary.optimizer_steps == 8
+    assert second.learner.updates == whole.learner.updates
+    assert second.learner.log[:3] == ["load", "push", "generate"]  # B063
+    assert second.learner.pushed[0] == stop
+
+
+def test_adaptive_kl_and_normaliser_are_state(tmp_path: Path) -> None:
+    flags = {"algo.kl.init_coef": 0.1, "algo.kl.target": 0.1, "reward.normalize_enable": True}
+    whole = run_in(tmp_path / "whole", **flags)
+    whole.run()
+    run_in(tmp_path / "c", ckpt__save_steps=3, train__max_steps=3, **flags).run()
+    resumed = run_in(tmp_path / "c", ckpt__load_enable=True, **flags)
+    resumed.sink.first = 4
+    resumed.run()
+    assert resumed.sink.steps[-1]["kl_coef_seen"] == whole.sink.steps[-1]["kl_coef_seen"]
+    assert resumed.trainer.norm.state_dict() == whole.trainer.norm.state_dict()
+
+
+def test_no_checkpoint_is_a_fresh_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert run_in(tmp_path, ckpt__load_enable=True).run().steps == 8
+    assert "the run starts anew" in caplog.text
+
+
+def test_other_prompts_are_refused(tmp_path: Path) -> None:
+    run_in(tmp_path, ckpt__save_steps=2).run()
+    other = run_in(tmp_path, ckpt__load_enable=True)
+    other.trainer.parts.prompts.load_state_dict = _refuse
+    with pytest.raises(ValueError, match=r"data.prompt_dataset"):
+        other.run()
+
+
+def _refuse(state: dict) -> None:
+    raise ValueError("the checkpoint was written with size 9 (--data.prompt_dataset), this run has 8")
+
+
+def test_best_is_kept_across_resume(tmp_path: Path) -> None:  # B108, B118
+    def evaluated(values: list[float], **flags) -> FakeRun:
+        run = run_in(tmp_path, ckpt__save_steps=1, ckpt__max_num=1, eval_prompts=1, eval__steps=1, **flags)
+        given = iter(values)
+
+        async def evaluate() -> None:
+            run.trainer.evaluation = {"eval/eval_default_pass1": next(given)}
+            run.trainer.evaluated_at = run.trainer.state.step
+
+        run.trainer._evaluate = evaluate  # type: ignore[method-assign]
+        return run
+
+    evaluated([0.2, 0.1, 0.1], train__max_steps=3).run()
+    assert steps_in(tmp_path) == ["global_step1", "global_step3"]
+    second = evaluated([0.1], train__max_steps=4, ckpt__load_enable=True)
+    second.sink.first = 4
+    second.run()
+    assert steps_in(tmp_path) == ["global_step1", "global_step4"]
+    third = evaluated([0.3, 0.1], train__max_steps=6, ckpt__load_enable=True)
+    third.sink.first = 5
+    third.run()
+    assert steps_in(tmp_path) == ["global_step5", "global_step6"]
+
+
+def test_best_metric_key() -> None:
+    metrics = {"eval/eval_b_pass1": 0.3, "eval/eval_a_pass1": 0.2, "eval/eval_a_pass4": 0.9}
+    assert find_metric(metrics, "") == 0.2
+    assert find_metric(metrics, "eval_a_pass4") == 0.9
+    with pytest.raises(ValueError, match=r"eval_c_pass1.*eval/eval_a_pass1"):
+        find_metric(metrics, "eval_c_pass1")
+
+
+def test_hf_export_only(tmp_path: Path) -> None:
+    run = run_in(tmp_path, ckpt__save_steps=4, ckpt__save_hf=True, ckpt__disable_ds=True)
+    run.run()
+    assert run.learner.exported == [f"{tmp_path}/global_step4_hf", f"{tmp_path}/global_step8_hf", "/exported"]
+    assert "save" not in run.learner.log
+
+
+def test_warning_saves_after_the_step(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+
+    async def warned() -> None:
+        task = asyncio.ensure_future(run.trainer.run())
+        await asyncio.sleep(0)
+        run.trainer.stop_after_step()
+        await task
+
+    with pytest.raises(StoppedAfterSave, match="after step 1"):
+        asyncio.run(warned())
+    assert steps_in(tmp_path) == ["global_step1"]
+    assert run.learner.exported == []
