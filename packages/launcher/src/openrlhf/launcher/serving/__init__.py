@@ -1,0 +1,1 @@
+"""The reward server: `python -m openrlhf.cli.serve_rm`."""

@@ -1,0 +1,85 @@
+"""`serve_rm`: loads the reward model, binds the address, serves until INT or TERM."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+
+from openrlhf.launcher.errors import report_error
+from openrlhf.launcher.supervised_config import ServeRMConfig
+
+GRACE_SECONDS = 30
+"""How long a stopping server waits for the requests that it has accepted."""
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def serve_rm(config: ServeRMConfig) -> int:
+    """Serve until a signal. Returns the exit code: 0, or 1 with one message for a mistake of the user."""
+    import uvicorn
+
+    from openrlhf.launcher.serving.app import RewardService
+    from openrlhf.launcher.serving.scorer import RewardScorer
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        check_exposure(config)
+        listener = bind(config.host, config.port)
+        scorer = RewardScorer(
+            _model_path(config),
+            config.ds,
+            max_len=config.data.max_len,
+            batch_size=config.batch_size,
+            normalize=config.reward.normalize_enable,
+            fast_tokenizer=not config.data.disable_fast_tokenizer,
+        )
+    except (OSError, ValueError) as error:
+        return report_error(error)
+    service = RewardService(scorer, batch_size=config.batch_size, api_key=config.api_key)
+    sys.stdout.write(greeting(config, listener.getsockname()[1]))
+    sys.stdout.flush()
+    options = uvicorn.Config(
+        service.app(), log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, backlog=2048, lifespan="on"
+    )
+    uvicorn.Server(options).run(sockets=[listener])
+    return 0
+
+
+def check_exposure(config: ServeRMConfig) -> None:
+    """ValueError for an address that others can reach, without a key."""
+    if config.host not in _LOOPBACK and config.api_key is None and not config.insecure:
+        raise ValueError(
+            f"--host {config.host} can be reached from other machines: add --api_key KEY, or --insecure to allow "
+            "everybody to use the server"
+        )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, before the model is loaded: a port in use is found at once. Raises ValueError."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        raise ValueError(f"--host {host} --port {port}: cannot listen there: {error}") from error
+    return listener
+
+
+def greeting(config: ServeRMConfig, port: int) -> str:
+    """What to write into `--reward.remote_url`, and how to be reachable from elsewhere."""
+    name = socket.gethostname()
+    if config.host in _LOOPBACK:
+        return (
+            f"reward server: http://{config.host}:{port}/get_reward (this machine only)\n"
+            f"to be reachable as http://{name}:{port}/get_reward: --host 0.0.0.0 --api_key KEY, and "
+            "--reward.api_key KEY in the trainer\n"
+        )
+    key = " --reward.api_key KEY" if config.api_key else ""
+    return f"reward server: --reward.remote_url http://{name}:{port}/get_reward{key}\n"
+
+
+def _model_path(config: ServeRMConfig) -> str:
+    if not config.reward.model_name_or_path:
+        raise ValueError("--reward.model_name_or_path is missing: give a reward model")
+    return config.reward.model_name_or_path
