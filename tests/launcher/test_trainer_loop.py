@@ -157,3 +157,9 @@ def test_phases_are_timed() -> None:
     run.run()
     names = {"generation", "make_experience", "ppo_train", "broadcast", "step_total"}
     assert {f"timing/{n}" for n in names} <= run.sink.steps[0].keys()
+
+
+def test_samples_are_logged_at_logging_steps() -> None:
+    run = fake_run(8, logger__logging_steps=2)
+    run.run()
+    assert run.sink.samples == [(2, ["p2", "p2"]), (4, ["p6", "p6"])]

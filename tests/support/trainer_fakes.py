@@ -12,6 +12,7 @@ from typing import Any
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import build
+from openrlhf.launcher.logging.sinks import GeneratedSample
 from openrlhf.launcher.trainer.loop import Trainer, TrainerParts
 from openrlhf.launcher.trainer.protocols import EvalRequest, Group, SampleInfo, SampleRef
 
@@ -44,6 +45,9 @@ class FakeRollout:
             await asyncio.sleep(0)
         n = evaluation.n_samples_per_prompt if evaluation else self.n
         return Group(prompt=item, samples=[self.score(item, i) for i in range(n)], handle=f"h{item.position}")
+
+    async def read_samples(self, group: Group, count: int) -> list[GeneratedSample]:
+        return [GeneratedSample(text=group.prompt.prompt, reward=s.reward) for s in group.samples[:count]]
 
     async def shutdown(self) -> None:
         self.log.append("shutdown")
@@ -129,6 +133,7 @@ class FakeSink:
     first: int = 1
     steps: list[dict[str, float]] = field(default_factory=list)
     evaluations: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    samples: list[tuple[int, list[str]]] = field(default_factory=list)
 
     def log_step(self, step: int, metrics: dict[str, float]) -> None:
         assert step == self.first + len(self.steps)
@@ -136,6 +141,9 @@ class FakeSink:
 
     def log_evaluation(self, step: int, metrics: dict[str, float]) -> None:
         self.evaluations.append((step, metrics))
+
+    def log_samples(self, step: int, samples: Sequence[GeneratedSample]) -> None:
+        self.samples.append((step, [s.text for s in samples]))
 
 
 @dataclass

@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from openrlhf.agents.types import PromptItem
+from openrlhf.launcher.logging.sinks import GeneratedSample
 from openrlhf.launcher.ray.calls import WorkerDiedError, first_line, gather, user_error
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.trainer.protocols import EvalRequest, Group
@@ -25,8 +26,8 @@ MAX_REPLACED = 20
 class RayRollout:
     """Hands prompts to the agent worker with the fewest running groups.
 
-    A worker that dies or blocks is replaced and its groups are rolled out once more elsewhere; group_timeout bounds one
-    group in seconds.
+    A worker that dies or blocks is replaced and its groups are rolled out once more elsewhere. group_timeout bounds one
+    group in seconds; decode turns token ids into text.
     """
 
     def __init__(self, spawn: Callable[[int], Any], fleet: EngineFleet, *, workers: int, group_timeout: float) -> None:
@@ -71,6 +72,12 @@ class RayRollout:
             finally:
                 self._running[worker] -= 1
         raise AssertionError("unreachable")
+
+    async def read_samples(self, group: Group, count: int) -> list[GeneratedSample]:
+        trajectories = (await group.handle)[:count]
+        return [
+            GeneratedSample(text=self._decode(t.token_ids), label=str(t.label), reward=t.reward) for t in trajectories
+        ]
 
     async def _run_on(self, actor: Any, item: PromptItem, evaluation: EvalRequest | None) -> Group:
         infos, handle = actor.run_group.options(num_returns=2).remote(item, evaluation)

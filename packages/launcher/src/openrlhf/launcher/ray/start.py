@@ -235,7 +235,13 @@ def start_rollout(
 
     turns = config.agent.max_turns if config.train.agent_func_path else 1
     bound = (config.agent.timeout + REQUEST_TIMEOUT) * turns + config.reward.timeout + 60.0
-    return RayRollout(spawn, fleet, workers=config.agent.num_workers, group_timeout=bound)
+    return RayRollout(
+        spawn,
+        fleet,
+        workers=config.agent.num_workers,
+        group_timeout=bound,
+        decode=prepared.tokenizer.decode,
+    )
 
 
 def agent_spec(config: TrainPPOConfig, prepared: Prepared) -> AgentSpec:

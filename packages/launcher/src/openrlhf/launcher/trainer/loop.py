@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from openrlhf.agents.types import PromptItem
 from openrlhf.core.kl import AdaptiveKLController, FixedKLController
 from openrlhf.core.rewards import RunningRewardNorm
 from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.logging.sinks import GeneratedSample
 from openrlhf.launcher.trainer.checkpoints import Checkpoints
 from openrlhf.launcher.trainer.collect import Collected, Collector, PromptSource
 from openrlhf.launcher.trainer.evaluation import evaluation_metrics
@@ -25,6 +26,9 @@ from openrlhf.launcher.trainer.shaping import ShapedBatch, shape_groups, unscore
 
 log = logging.getLogger(__name__)
 
+LOGGED_SAMPLES = 2
+"""Samples of the first group that are logged as text."""
+
 
 class MetricSink(Protocol):
     """Where metrics go; it never raises."""
@@ -32,6 +36,8 @@ class MetricSink(Protocol):
     def log_step(self, step: int, metrics: dict[str, float]) -> None: ...
 
     def log_evaluation(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def log_samples(self, step: int, samples: Sequence[GeneratedSample]) -> None: ...
 
 
 @dataclass
@@ -197,6 +203,9 @@ class Trainer:
         }
         self.metrics = metrics
         self.parts.sink.log_step(self.state.step, metrics)
+        if self.state.step % self.config.logger.logging_steps == 0:
+            samples = await self.parts.rollout.read_samples(collected.groups[0], LOGGED_SAMPLES)
+            self.parts.sink.log_samples(self.state.step, samples)
 
     async def _shape(self, groups: list[Group]) -> ShapedBatch:
         config = self.config

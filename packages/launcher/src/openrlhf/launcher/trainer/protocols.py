@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from openrlhf.agents.types import PromptItem
+from openrlhf.launcher.logging.sinks import GeneratedSample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +84,10 @@ class Rollout(Protocol):
 
     async def run_group(self, item: PromptItem, *, evaluation: EvalRequest | None = None) -> Group:
         """Sample and score one prompt's group. A failed sample is data; an error means that no worker is left."""
+        ...
+
+    async def read_samples(self, group: Group, count: int) -> list[GeneratedSample]:
+        """The first `count` samples of a group as text."""
         ...
 
     async def shutdown(self) -> None: ...
