@@ -200,10 +200,7 @@ def configure(paths: quickstart.Paths, steps: int) -> TrainPPOConfig:
 
     train_data, eval_data = quickstart.prepare(paths, steps)
     command = quickstart.train_command(paths, train_data, eval_data, ["--eval.steps", "-1"])
-    config, notes = prepare(TRAIN_PPO_RAY, command[3:], detect_machine())
-    for note in notes:
-        print(note)
-    return config
+    return prepare(TRAIN_PPO_RAY, command[3:], detect_machine())[0]
 
 
 async def measure(config: TrainPPOConfig, prepared: Prepared, cluster: Any, rounds: int) -> tuple[Timings, Timings]:
