@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,3 +67,19 @@ def adam_step(x: Tensor, grad: Tensor, state: AdamState) -> Tensor:
     first = state.first / (1 - 0.9**state.step)
     second = state.second / (1 - 0.95**state.step)
     return (x - state.lr * first / (second.sqrt() + 1e-12)).detach().requires_grad_()
+
+
+def random_inputs(seed: int, b: int = 6, t: int = 7) -> dict[str, Any]:
+    """Arguments of policy_loss: [B, T], row 1 without a trainable token."""
+    g = torch.Generator().manual_seed(seed)
+    m = torch.rand(b, t, generator=g) < 0.6
+    m[:, 0] = False
+    m[1] = False
+    logp = torch.randn(b, t, generator=g) * 0.3 - 1
+    return {
+        "logprobs": logp,
+        "old_logprobs": logp + 0.3 * torch.randn(b, t, generator=g),
+        "rollout_logprobs": logp + 0.5 * torch.randn(b, t, generator=g),
+        "advantages": torch.randn(b, t, generator=g),
+        "action_mask": m,
+    }
