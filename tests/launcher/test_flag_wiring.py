@@ -1,0 +1,130 @@
+"""Every flag reaches the part that honours it, and names the test that shows what it changes there.
+
+`flags/effects.tsv` has one row per flag of RL training: the test, `open` where none does, or `refused` for what
+`unsupported.py` refuses.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openrlhf.launcher.commands import TRAIN_PPO_RAY
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.flags import Flag, build
+from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.preflight import Prepared
+from openrlhf.launcher.ray.placement import plan_placement
+from openrlhf.launcher.ray.start import agent_spec, engine_specs, learner_spec
+from openrlhf.launcher.resolve import resolve
+from openrlhf.launcher.trainer.collect import group_rules
+from openrlhf.launcher.trainer.rank_config import rank_config
+from openrlhf.launcher.unsupported import NEVER, NOT_YET
+from openrlhf.learner.spec import Role
+
+TESTS = Path(__file__).parents[1]
+REFUSED = "refused"
+OPEN = "open"
+"""A flag whose effect only a run of the real stack could show, and none does yet."""
+
+CONTROLLER = re.compile(
+    r"train\.(num_episodes|max_steps|agent_func_path)|critic\.(freezing_steps|save_value_network)|agent\.num_workers"
+    r"|data\.(?!max_len|overlong|disable|max_images).*|(eval|ckpt|logger)\..*|vllm\.sync_(tolerance|bucket_mb)"
+    r"|algo\.kl\.(target|horizon)|reward\.(?!num_|offload|timeout|api_key).*"
+)
+"""Flags that the controller itself honours; all others must change what some worker is started with."""
+
+BASE = {
+    "actor.model_name_or_path": "A",
+    "critic.model_name_or_path": "C",
+    "reward.model_name_or_path": "R",
+    "data.prompt_dataset": "D",
+    "vllm.num_engines": 1,
+    "algo.dynamic_filtering_enable": True,
+}
+OTHER: dict[str, Any] = {
+    "vllm.engine_args": '{"max_num_seqs": 8}',
+    "vllm.dtype": "bfloat16",
+    "ds.param_dtype": "bf16",
+    "algo.dynamic_filtering_enable": False,
+    "algo.kl.init_coef": 0.0,
+    "vllm.sync_backend": "nccl",
+}
+"""Values that differ from the default and mean something."""
+
+GPU_ONLY = {"vllm.enforce_eager", "vllm.gpu_memory_utilization", "vllm.sync_backend", "ds.adam_offload"}
+
+
+def another(flag: Flag) -> Any:
+    if flag.path in OTHER:
+        return OTHER[flag.path]
+    if flag.shape.base is bool:
+        return not flag.default
+    if flag.shape.choices:
+        return next(choice for choice in flag.shape.choices if choice not in (flag.default, "auto"))
+    one = {int: 3, float: 0.375, str: "another"}[flag.shape.base]
+    return one if flag.shape.count == 1 else (one,) * 2
+
+
+def workers(values: dict[str, Any], gpus: int) -> str:
+    """Everything that workers are started with, as text."""
+    config, _ = resolve(build(TrainPPOConfig(), BASE | values), Machine(gpus=gpus))
+    prepared: Any = Prepared(tokenizer=None, vocab_size=8, prompts=None, eval_prompts=[])  # pyright: ignore[reportArgumentType]
+    parts = [
+        plan_placement(config, gpus=gpus),
+        engine_specs(config, gpus=gpus),
+        [learner_spec(config, role, 10) for role in Role],
+        agent_spec(config, prepared),
+        rank_config(config, pad_token_id=0),
+        group_rules(config),
+        config.algo.kl.init_coef > 0,
+    ]
+    return repr(parts)
+
+
+@cache
+def plain(gpus: int) -> str:
+    return workers({}, gpus)
+
+
+HONOURED = [f for f in TRAIN_PPO_RAY.flags.values() if not f.off and f.path not in NEVER and f.path not in NOT_YET]
+
+
+@pytest.mark.parametrize("flag", [f for f in HONOURED if not CONTROLLER.fullmatch(f.path)], ids=lambda flag: flag.path)
+def test_flag_reaches_a_worker(flag: Flag) -> None:
+    gpus = 8 if flag.path in GPU_ONLY else 0
+    assert workers({flag.path: another(flag)}, gpus) != plain(gpus)
+
+
+def effects() -> dict[str, str]:
+    with (Path(__file__).parent / "flags" / "effects.tsv").open(newline="", encoding="utf-8") as file:
+        return {row["flag"]: row["test"] for row in csv.DictReader(file, delimiter="\t")}
+
+
+def test_every_flag_has_a_row() -> None:
+    assert list(effects()) == [flag.path for flag in TRAIN_PPO_RAY.flags.values() if not flag.off]
+
+
+@pytest.mark.parametrize(("path", "test"), effects().items(), ids=lambda x: x)
+def test_the_named_test_exists(path: str, test: str) -> None:
+    if test == OPEN:
+        return
+    if test == REFUSED:
+        assert path in NEVER or path in NOT_YET
+        return
+    file, _, name = test.partition("::")
+    assert name in functions(file)
+
+
+@cache
+def functions(file: str) -> frozenset[str]:
+    """The test functions of a file."""
+    tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, kinds) and node.name.startswith("test_"))
