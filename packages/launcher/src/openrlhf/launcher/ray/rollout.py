@@ -30,7 +30,16 @@ class RayRollout:
     group in seconds; decode turns token ids into text.
     """
 
-    def __init__(self, spawn: Callable[[int], Any], fleet: EngineFleet, *, workers: int, group_timeout: float) -> None:
+    def __init__(
+        self,
+        spawn: Callable[[int], Any],
+        fleet: EngineFleet,
+        *,
+        workers: int,
+        group_timeout: float,
+        decode: Callable[[Sequence[int]], str],
+    ) -> None:
+        self._decode = decode
         self._spawn = spawn
         self._fleet = fleet
         self.actors: list[Any] = [spawn(i) for i in range(workers)]
