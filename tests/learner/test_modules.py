@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from openrlhf.core.batch import Batch
@@ -15,6 +16,7 @@ from openrlhf.learner.models import load_module
 from openrlhf.learner.modules import LearnerModule
 from openrlhf.learner.packing import build_inputs, build_last_token_inputs
 from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.learner.weights import checkpoint_buckets, metadata
 from support.learner_models import make_batch, plain_logprobs, save_tiny_model
 
 CPU = torch.device("cpu")
@@ -130,6 +132,17 @@ def test_balance_loss_of_a_mixture_of_experts(models: Path) -> None:
     assert packed.aux_loss is not None
     assert readings.aux_loss.item() == pytest.approx(packed.aux_loss.item(), abs=1e-5)  # padding does not count
     assert readings.aux_loss.item() > 0
+
+
+def test_stream_of_a_mixture_has_the_tensors_of_its_file(models: Path) -> None:
+    # B128: transformers fuses the experts in memory, engines read the files' form
+    module = load(models / "qwen3_moe", role=Role.REFERENCE)
+    want = load_file(models / "qwen3_moe" / "model.safetensors")
+    got = {name: t for bucket in checkpoint_buckets(module, 10_000, skip_frozen=False) for name, t in bucket}
+    assert got.keys() == want.keys()
+    assert all(torch.equal(got[name], want[name]) for name in want)
+    shapes = {(info.name, info.shape) for info in metadata(module, skip_frozen=False)}
+    assert shapes == {(name, tuple(tensor.shape)) for name, tensor in want.items()}
 
 
 def test_balance_loss_of_a_dense_model_is_an_error(models: Path) -> None:

@@ -1,7 +1,7 @@
 """Spawn real learner ranks once and run many named cases in them.
 
 A case is a function (rank, world, folder) -> result; every rank runs the same cases in the same order, so a case may
-use collectives. Results come back as {case: [result of rank 0, of rank 1, ...]}; an exception comes back as its text.
+use collectives. An exception comes back as a `Failure` and is raised by `result`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,38 @@ import torch
 import torch.multiprocessing as mp
 
 Case = Callable[[int, int, Path], Any]
-TIMEOUT = 240.0
+RankResults = dict[tuple[str, int], list[Any]]
+MODULES = ("support.learner_step_cases", "support.learner_state_cases")
+TIMEOUT = 280.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong in a case."""
+
+    text: str
+
+
+def result(results: RankResults, name: str, world: int) -> list[Any]:
+    """What the ranks returned for a case, by rank."""
+    outcomes = results[name, world]
+    failures = [o.text for o in outcomes if isinstance(o, Failure)]
+    if failures:
+        raise RuntimeError("\n".join(failures))
+    return outcomes
+
+
+def result_file(folder: Path, name: str, world: int, rank: int) -> Path:
+    return folder / f"{name}.{world}.{rank}.pt"
+
+
+def wait_for(path: Path, seconds: float = 200.0) -> None:
+    """Wait for another world's result."""
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path.name} did not appear within {seconds} s")
+        time.sleep(0.2)
 
 
 def free_port() -> int:
@@ -28,7 +60,7 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def _rank_main(rank: int, world: int, port: int, module: str, names: Sequence[str], folder: Path) -> None:
+def _rank_main(rank: int, world: int, port: int, names: Sequence[str], folder: Path) -> None:
     os.environ.update(
         {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
         | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
@@ -37,35 +69,37 @@ def _rank_main(rank: int, world: int, port: int, module: str, names: Sequence[st
     from openrlhf.learner.setup import init_distributed
 
     init_distributed("gloo")
-    cases: Mapping[str, Case] = import_module(module).CASES
+    cases: dict[str, Case] = {}
+    for module in MODULES:
+        cases |= import_module(module).CASES
     for name in names:
         try:
-            result = cases[name](rank, world, folder)
+            outcome = cases[name](rank, world, folder)
         except Exception:
-            result = f"FAILED {name}\n{traceback.format_exc()}"
-        torch.save(result, folder / f"{name}.{world}.{rank}.pt")
+            outcome = Failure(f"{name}, rank {rank} of {world}\n{traceback.format_exc()}")
+        file = result_file(folder, name, world, rank)
+        torch.save(outcome, file.with_suffix(".part"))
+        os.rename(file.with_suffix(".part"), file)
 
 
-def start_ranks(module: str, names: Sequence[str], folder: Path, world: int) -> Any:
-    """Start `world` ranks that run the cases of `module`; hand the result to `join_ranks`."""
-    args = (world, free_port(), module, list(names), folder)
-    return mp.spawn(_rank_main, args=args, nprocs=world, join=False)
+def start_ranks(names: Sequence[str], folder: Path, world: int) -> Any:
+    """Start `world` ranks that run the cases; hand what comes back to `join_ranks`."""
+    return mp.spawn(_rank_main, args=(world, free_port(), list(names), folder), nprocs=world, join=False)
 
 
 def join_ranks(context: Any, names: Sequence[str], folder: Path, world: int) -> dict[str, list[Any]]:
-    """Wait (bounded) and read the results."""
+    """Wait (bounded) and read the results. A case that never ended is a failure of its own."""
     deadline = time.monotonic() + TIMEOUT
     while not context.join(timeout=max(0.0, deadline - time.monotonic())):  # returns whenever one of them ends
         if time.monotonic() > deadline:
             for process in context.processes:
                 process.kill()
-            raise TimeoutError(f"ranks did not end within {TIMEOUT} s")
-    read = {n: [torch.load(folder / f"{n}.{world}.{r}.pt", weights_only=False) for r in range(world)] for n in names}
-    failures = [r for results in read.values() for r in results if isinstance(r, str) and r.startswith("FAILED")]
-    if failures:
-        raise RuntimeError("\n".join(failures))
-    return read
+            break
 
+    def read(name: str, rank: int) -> Any:
+        file = result_file(folder, name, world, rank)
+        if not file.exists():
+            return Failure(f"{name}, rank {rank} of {world}: no result within {TIMEOUT} s")
+        return torch.load(file, weights_only=False)
 
-def run_ranks(module: str, names: Sequence[str], folder: Path, world: int) -> dict[str, list[Any]]:
-    return join_ranks(start_ranks(module, names, folder, world), names, folder, world)
+    return {name: [read(name, rank) for rank in range(world)] for name in names}

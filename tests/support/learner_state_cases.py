@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from openrlhf.learner.learner import Learner
 from openrlhf.learner.objective import PolicyObjective, ValueObjective
 from openrlhf.learner.spec import LearnerSpec, Role
 from support.learner_models import make_batch
-from support.learner_ranks import Case
+from support.learner_ranks import Case, result_file, wait_for
 from support.learner_step_cases import capture_gradients, make_spec, parameters, share
 
 OBJECTIVE = PolicyObjective(config=PolicyLossConfig())
 ROWS = [0, 1, 2, 3, 4]
 MATRIX = "model.layers.0.mlp.up_proj.weight"
+EMBEDDING = "model.embed_tokens.weight"
 
 
 def muon_config(max_norm: float = 1.0) -> OptimConfig:
@@ -136,6 +138,7 @@ def save_for_other_world(rank: int, world: int, folder: Path) -> dict[str, Any]:
 
 
 def load_at_other_world(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    wait_for(result_file(folder, "save_for_other_world", 2, 0))
     results: dict[str, Any] = {}
     for stage in (2, 3):
         spec = make_spec(folder, stage=stage)
@@ -234,13 +237,15 @@ def muon(rank: int, world: int, folder: Path) -> dict[str, Any]:
             for max_norm in (0.0, 100.0, 0.05):
                 calls.clear()
                 learner = Learner(replace(make_spec(folder, stage=stage, micro=3), optim=muon_config(max_norm)))
-                gradients, before = capture_gradients(learner), parameters(learner)
-                runs = _train(learner, 0, 2, rank, world)
-                after = parameters(learner)
+                found, gradients, history, norms = capture_gradients(learner), [], [parameters(learner)], []
+                for step in range(2):
+                    norms += [m["grad_norm"][0] for _, m in _train(learner, step, step + 1, rank, world)]
+                    gradients.append({n: found[n].clone() for n in (MATRIX, EMBEDDING)})
+                    history.append(parameters(learner))
                 results[stage, max_norm] = {
                     "gradients": gradients,
-                    "change": {n: after[n] - before[n] for n in after},
-                    "norms": [m["grad_norm"][0] for _, m in runs],
+                    "changes": [{n: b[n] - a[n] for n in a} for a, b in itertools.pairwise(history)],
+                    "norms": norms,
                     "calls": list(calls),
                 }
     finally:

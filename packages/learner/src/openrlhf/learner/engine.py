@@ -28,7 +28,7 @@ class TrainingEngine:
         self.ds_engine = ds_engine
         self.device = device
         self.steps = 0
-        self.communicates_in_forward = spec.zero3 or spec.ds.tensor_parallel_size > 1
+        self.communicates_in_forward = spec.zero3
         self._raw_clipping: RawClipping | None = None
         if spec.optim is not None and spec.optim.optim == "muon" and spec.ds.zero_stage > 0:
             self._raw_clipping = raw_clipping(ds_engine.optimizer, spec.ds.zero_stage, spec.optim.max_norm)
@@ -93,7 +93,16 @@ class TrainingEngine:
 
 
 def build_engine(spec: LearnerSpec, device: torch.device) -> TrainingEngine:
-    """Load the model and wrap it as its spec needs. Collective."""
+    """Load the model and wrap it as its spec needs. Collective.
+
+    Raises:
+        ValueError: options that DeepSpeed would ignore or that would give wrong numbers.
+    """
+    if spec.ds.tensor_parallel_size > 1:
+        raise ValueError(
+            f"--ds.tensor_parallel_size {spec.ds.tensor_parallel_size!r} is not supported: the weight stream, the "
+            "export and the exact mean over samples do not know of shards; use --ds.zero_stage 3 to split the model"
+        )
     if spec.optim is not None:
         check_optim(spec.optim, adam_offload=spec.ds.adam_offload)
     config = deepspeed_config(spec, device_type=device.type)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from openrlhf.learner.checkpoint_dir import replace_directory
 from openrlhf.learner.modules import LearnerModule
-from openrlhf.learner.weights import buckets, metadata
+from openrlhf.learner.weights import buckets, full_shape
 
 GATHER_BYTES = 512 * 2**20
 
@@ -22,9 +22,10 @@ def full_state_dict(module: LearnerModule) -> dict[str, Tensor] | None:
         state.update((name, tensor.detach().to("cpu", copy=True)) for name, tensor in bucket)
     if dist.is_initialized() and dist.get_rank() != 0:
         return None
-    for info in metadata(module, skip_frozen=False):
-        if tuple(state[info.name].shape) != info.shape:
-            raise RuntimeError(f"{info.name} has shape {tuple(state[info.name].shape)}, should be {info.shape}")
+    for name, parameter in module.named_parameters():
+        got, want = tuple(state[module.hf_name(name)].shape), full_shape(parameter)
+        if got != want:
+            raise RuntimeError(f"{name} was gathered with shape {got}, should be {want}")
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     for name, tensor in module.state_dict().items():
         if name not in parameters:

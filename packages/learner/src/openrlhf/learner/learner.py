@@ -210,8 +210,11 @@ class Learner:
     def named_parameter_buckets(
         self, bucket_bytes: int, *, skip_frozen: bool = False
     ) -> Iterator[list[tuple[str, Tensor]]]:
-        """All parameters in buckets of about `bucket_bytes`; see `weights.buckets`. All ranks must exhaust it."""
-        return weights.buckets(self.module, bucket_bytes, skip_frozen=skip_frozen)
+        """All parameters in buckets of about `bucket_bytes` on rank 0, empty ones elsewhere. All ranks must exhaust it.
+
+        A tensor is valid until the next bucket is asked for.
+        """
+        return weights.checkpoint_buckets(self.module, bucket_bytes, skip_frozen=skip_frozen)
 
     def export_hf(self, path: str, tokenizer: Any = None) -> None:
         """Write a Hugging Face folder (safetensors, configuration, generation configuration, tokenizer), atomically.

@@ -61,6 +61,8 @@ def _check_model(spec: LearnerSpec, config: Any) -> None:
             f"--actor.aux_loss_coef {spec.aux_loss_coef!r} needs a mixture of experts, "
             f"{spec.model_path!r} is a dense {config.model_type}: set it to 0"
         )
+    if spec.freeze_visual_encoder and not hasattr(config, "vision_config"):
+        raise ValueError(f"--actor.freeze_visual_encoder: {spec.model_path!r} has no vision encoder, leave it out")
     if spec.ds.use_liger_kernel and not torch.cuda.is_available():
         raise ValueError("--ds.use_liger_kernel needs a GPU: leave it out")
 

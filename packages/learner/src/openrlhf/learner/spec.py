@@ -63,6 +63,8 @@ class LearnerSpec:
             raise ValueError("--ds.load_in_4bit and --ds.lora.rank are not supported: leave them out")
         if self.ds.ring_attn_size > 1:
             raise ValueError(f"--ds.ring_attn_size {self.ds.ring_attn_size!r} is not supported: leave it at 1")
+        if self.ds.param_dtype == "fp16" and self.ds.zero_stage == 0:
+            raise ValueError("--ds.param_dtype 'fp16' needs loss scaling, which --ds.zero_stage 0 lacks: use 1, 2 or 3")
         if self.optim is not None and self.max_optimizer_steps < 1:
             raise ValueError(f"max_optimizer_steps must be at least 1, got {self.max_optimizer_steps!r}")
 

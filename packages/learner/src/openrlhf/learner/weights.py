@@ -45,11 +45,30 @@ def gathered(parameters: list[nn.Parameter]) -> AbstractContextManager[object]:
 
 def metadata(module: LearnerModule, *, skip_frozen: bool) -> list[WeightInfo]:
     """What the stream will send, in order."""
-    return [WeightInfo(name=name, shape=full_shape(p), dtype=p.dtype) for name, p in _parameters(module, skip_frozen)]
+    parameters = _parameters(module, skip_frozen)
+    meta = [(name, torch.empty(full_shape(p), dtype=p.dtype, device="meta")) for name, p in parameters]
+    return [WeightInfo(name=n, shape=tuple(t.shape), dtype=t.dtype) for n, t in checkpoint_form(module, meta)]
+
+
+def checkpoint_form(module: LearnerModule, tensors: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """The same tensors as a Hugging Face file holds them.
+
+    transformers 5 fuses some of them on loading (the experts of a mixture); engines read the form of the files.
+    """
+    if module.head is not None or not getattr(module.model, "_weight_conversions", None):
+        return tensors
+    from transformers.core_model_loading import revert_weight_conversion
+
+    converted: list[tuple[str, Tensor]] = []
+    for name, tensor in tensors:
+        converted += revert_weight_conversion(module.model, {name: tensor}).items()
+    return [(name, tensor.contiguous()) for name, tensor in converted]
 
 
 def buckets(module: LearnerModule, bucket_bytes: int, *, skip_frozen: bool) -> Iterator[list[tuple[str, Tensor]]]:
     """Yield lists of (name, full tensor) on rank 0 and empty lists elsewhere; collective under ZeRO-3.
+
+    Names and shapes are those of the parameters in memory.
 
     The tensors are the live parameters: they are valid until the next bucket is asked for, and must not be changed.
     bucket_bytes: a bucket closes when the next parameter would exceed it; a larger parameter is a bucket of its own.
@@ -60,6 +79,14 @@ def buckets(module: LearnerModule, bucket_bytes: int, *, skip_frozen: bool) -> I
     for group in _split(_parameters(module, skip_frozen), bucket_bytes):
         with torch.no_grad(), gathered([p for _, p in group]):
             yield [(name, p.data) for name, p in group] if sender else []
+
+
+def checkpoint_buckets(
+    module: LearnerModule, bucket_bytes: int, *, skip_frozen: bool
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """`buckets` in the form of a Hugging Face file: what an engine loads, as `metadata` announces it."""
+    for bucket in buckets(module, bucket_bytes, skip_frozen=skip_frozen):
+        yield checkpoint_form(module, bucket)
 
 
 def _split(parameters: list[tuple[str, nn.Parameter]], limit: int) -> Iterator[list[tuple[str, nn.Parameter]]]:
