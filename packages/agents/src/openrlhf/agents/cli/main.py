@@ -1,0 +1,29 @@
+"""Arguments and subcommands of `openrlhf-agents`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from openrlhf.agents.cli.check import add_check, run_check
+from openrlhf.agents.cli.init import add_init, run_init
+from openrlhf.agents.cli.run import add_run, run_run
+from openrlhf.agents.cli.template import add_template, run_template
+from openrlhf.agents.files import CodeFileError
+
+COMMANDS = {"init": run_init, "check": run_check, "run": run_run, "template": run_template}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point; exits with 0, 1 (something was found) or 2 (wrong use)."""
+    parser = argparse.ArgumentParser(prog="openrlhf-agents", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in (add_init, add_check, add_run, add_template):
+        add(commands)
+    arguments = parser.parse_args(argv)
+    try:
+        sys.exit(COMMANDS[arguments.command](arguments))
+    except (CodeFileError, FileExistsError, FileNotFoundError, ValueError, ImportError) as error:
+        print(f"openrlhf-agents {arguments.command}: {error}", file=sys.stderr)
+        sys.exit(2)
