@@ -15,6 +15,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -41,12 +42,12 @@ PROMPT_TOKENS = 24
 class Letters:
     """The tokenizer of the random model: one token per character."""
 
-    eos_token_id = 0
+    eos_token_id: int | None = 0
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [ord(c) for c in text]
 
-    def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return "".join(chr(t) for t in token_ids)
 
 
@@ -127,7 +128,9 @@ def main() -> None:
         cluster = connect()
         try:
             env = cluster.worker_environment() | spec.environment()
-            actor = ray.remote(EngineActor).options(num_cpus=0, max_concurrency=1000, runtime_env={"env_vars": env})
+            actor = ray.remote(EngineActor).options(  # pyright: ignore[reportAttributeAccessIssue]
+                num_cpus=0, max_concurrency=1000, runtime_env={"env_vars": env}
+            )
             engine = actor.remote()
             ray.get(engine.start.remote(spec), timeout=600)
             ours = asyncio.run(run_path(engine, args))

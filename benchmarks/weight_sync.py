@@ -16,7 +16,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -75,7 +75,7 @@ def receive_bare(address: GroupAddress, plan: BucketPlan, rounds: int) -> None:
             group.broadcast(flat).wait()
 
 
-def bare_broadcast(plan: BucketPlan, named: list[tuple[str, torch.Tensor]], repeats: int) -> float:
+def bare_broadcast(plan: BucketPlan, named: Sequence[tuple[str, torch.Tensor]], repeats: int) -> float:
     """Median seconds to broadcast buckets that are already packed."""
     packer = Packer(plan)
     flats = [flat for name, tensor in named for flat in packer.add(name, tensor)]

@@ -180,10 +180,8 @@ def test_requests_that_no_engine_can_serve(stage: Stage, prompt: list[int], reas
 
 
 def test_the_sampled_end_token_is_kept_with_its_logprob(stage: Stage) -> None:  # B025
-    for seed in range(40):
-        answer = stage.generate("untied", temperature=2.0, max_tokens=200, seed=seed)
-        if answer.finish_reason == "stop":
-            break
+    answers = (stage.generate("untied", temperature=2.0, max_tokens=200, seed=seed) for seed in range(40))
+    answer = next(a for a in answers if a.finish_reason == "stop")
     assert answer.token_ids[-1] == 1
     assert 1 not in answer.token_ids[:-1]
     assert stage.check("untied", PROMPT, answer, 2.0) < 1e-4
@@ -204,7 +202,7 @@ def test_stop_strings_and_stop_tokens(stage: Stage) -> None:
 def test_after_a_push_the_engine_computes_the_new_weights(stage: Stage, name: str) -> None:  # B128
     prompt = list(range(20, 130))  # several cache blocks, cached under the old weights
     stage.generate(name, prompt, max_tokens=4)
-    old = stage.host.call(name, "score", prompt)
+    old = scores = stage.host.call(name, "score", prompt)
     for _ in range(2):
         report = stage.push(name)
         model = stage.current[name]

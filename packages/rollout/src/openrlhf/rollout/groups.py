@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from openrlhf.rollout.pacing import Pacing
+
 
 class SampleLike(Protocol):
     """What filtering needs of a sample. score falls back to reward where it is None; 0.0 is a score."""
@@ -46,9 +48,9 @@ class GroupRules:
 
     batch_size: accepted groups per batch (--rollout.batch_size).
     in_flight: prompts running at a time (--rollout.vllm_generate_batch_size); None: only as many as the batch still
-        lacks, so that nothing is left over. More than batch_size oversamples.
-    by_arrival: fill a batch with the groups that finish first (async) instead of those that come first in the prompt
-        order (sync, reproducible).
+        lacks, so that nothing is left over; so too without pacing up to batch_size. More oversamples.
+    by_arrival: fill a batch with the groups that finish first (async; with pacing, the most urgent of them) instead of
+        those that come first in the prompt order (sync, reproducible).
     score_range: exclusive bounds for a group's mean score (--algo.dynamic_filtering_range); None: no filter.
     min_survivors: a group with fewer samples that did not fail is dropped: 2 for group estimators, else 1.
     max_failed_fraction: of a batch's samples (--rollout.max_failed_fraction); above it the run ends.
@@ -107,6 +109,7 @@ class GroupRunner(Generic[P, G]):
 
     Groups that finish beyond what a batch needs wait in `buffer` (finished) or keep running for the next batch;
     nothing sampled is thrown away. With the defaults a batch does not depend on the order in which groups finish.
+    With `pacing`, groups start only while it allows, and every group is in a batch before its deadline.
     """
 
     def __init__(
@@ -116,9 +119,12 @@ class GroupRunner(Generic[P, G]):
         rules: GroupRules,
         *,
         buffer: Iterable[G] = (),
+        pacing: Pacing | None = None,
+        deadlines: Iterable[int] = (),
     ) -> None:
-        """buffer: accepted groups of an earlier run that no batch has used yet."""
+        """buffer: accepted groups of an earlier run that no batch has used yet; deadlines: theirs, with pacing."""
         self.rules = rules
+        self.pacing = pacing
         self._prompts: Iterator[P] = iter(prompts)
         self._run_group = run_group
         self._dry = False
@@ -127,6 +133,8 @@ class GroupRunner(Generic[P, G]):
         earlier = list(buffer)
         self._accepted: dict[int, G] = {number - len(earlier): group for number, group in enumerate(earlier)}
         self._running: dict[asyncio.Task[G], int] = {}
+        self._started: dict[int, P] = {}
+        self._deadlines = {number - len(earlier): deadline for number, deadline in enumerate(deadlines)}
 
     @property
     def buffer(self) -> list[G]:
@@ -134,9 +142,19 @@ class GroupRunner(Generic[P, G]):
         return [self._accepted[n] for n in sorted(self._accepted)]
 
     @property
+    def buffer_deadlines(self) -> list[int]:
+        """With pacing: the deadlines of `buffer`."""
+        return [self._deadlines[n] for n in sorted(self._accepted)] if self.pacing else []
+
+    @property
     def running(self) -> int:
         """Groups under way."""
         return len(self._running)
+
+    @property
+    def running_prompts(self) -> list[P]:
+        """The prompts of the groups under way, in order: part of a checkpoint, they are rolled out again."""
+        return [self._started[n] for n in sorted(self._running.values())]
 
     async def next_batch(self) -> RolloutBatch[G]:
         """The next full batch, or what is left when the prompts run out (exhausted, perhaps with no group at all).
@@ -148,19 +166,19 @@ class GroupRunner(Generic[P, G]):
         try:
             while True:
                 self._draw()
-                if self._full() or not self._running:
+                if self._full() or not (self._running or self._held()):
                     break
-                done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-                for task in sorted(done, key=self._running.__getitem__):
+                for task in sorted(await self._next_done(), key=self._running.__getitem__):
                     self._settle(task, stats)
         except BaseException:
             await self.stop()
             raise
         self._check_failures(stats, final=True)
-        numbers = sorted(self._accepted)[: self.rules.batch_size]
-        if self.rules.by_arrival:
-            numbers = sorted(list(self._accepted)[: self.rules.batch_size])
+        numbers = sorted(self._choice())
         groups = [self._accepted.pop(n) for n in numbers]
+        if self.pacing is not None and groups:
+            self.pacing.close_batch()
+            self._deadlines = {n: d for n, d in self._deadlines.items() if n not in numbers}
         return RolloutBatch(groups=groups, stats=stats, exhausted=self._dry and len(groups) < self.rules.batch_size)
 
     async def stop(self) -> None:
@@ -171,30 +189,71 @@ class GroupRunner(Generic[P, G]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _next_done(self) -> set[asyncio.Task[G]]:
+        """The groups that finish next; none when pacing lets more start first."""
+        if self.pacing is None:
+            return (await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED))[0]
+        advanced = asyncio.ensure_future(self.pacing.advanced())
+        try:
+            done, _ = await asyncio.wait((*self._running, advanced), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            advanced.cancel()
+        return {task for task in self._running if task in done}
+
+    def _held(self) -> bool:
+        """Whether prompts are left that pacing does not let start yet."""
+        return self.pacing is not None and not self._dry
+
+    def _may_start(self) -> bool:
+        missing = max(self.rules.batch_size - len(self._accepted), 0)
+        limit = self.rules.in_flight
+        if limit is None:
+            wanted = missing
+        else:
+            wanted = min(limit, missing) if self.pacing is None and limit <= self.rules.batch_size else limit
+        if len(self._running) >= wanted:
+            return False
+        return self.pacing is None or self.pacing.may_start(len(self._running) + len(self._accepted))
+
     def _draw(self) -> None:
         """Start prompts until the wanted number is running."""
-        missing = max(self.rules.batch_size - len(self._accepted), 0)
-        wanted = missing if self.rules.in_flight is None else self.rules.in_flight
-        while not self._dry and len(self._running) < wanted:
+        while not self._dry and self._may_start():
             try:
                 prompt = next(self._prompts)
             except StopIteration:
                 self._dry = True
                 return
             self._running[asyncio.ensure_future(self._run_group(prompt))] = self._drawn
+            self._started[self._drawn] = prompt
+            if self.pacing is not None:
+                self._deadlines[self._drawn] = self.pacing.deadline
             self._drawn += 1
+
+    def _choice(self) -> list[int]:
+        """The accepted groups that make the next batch, as far as there are."""
+        size = self.rules.batch_size
+        if not self.rules.by_arrival:
+            return sorted(self._accepted)[:size]
+        if self.pacing is None:
+            return list(self._accepted)[:size]
+        return sorted(self._accepted, key=self._deadlines.__getitem__)[:size]  # stable: else by arrival
 
     def _full(self) -> bool:
         """Whether the batch is decided. In prompt order, an earlier group that still runs may yet belong to it."""
         size = self.rules.batch_size
         if len(self._accepted) < size:
             return False
+        if self.pacing is not None:
+            left = self._deadlines.keys() - self._choice()
+            if not self.pacing.fits((self._deadlines[n] for n in left), first=self.pacing.closed + 1):
+                return False
         if self.rules.by_arrival or not self._running:
             return True
         return sorted(self._accepted)[size - 1] < min(self._running.values())
 
     def _settle(self, task: asyncio.Task[G], stats: GroupStats) -> None:
         number = self._running.pop(task)
+        self._started.pop(number)
         group = task.result()
         stats.samples += len(group.samples)
         for sample in group.samples:
@@ -211,6 +270,8 @@ class GroupRunner(Generic[P, G]):
             self._accepted[number] = group
         else:
             stats.rejected += 1
+        if number not in self._accepted:
+            self._deadlines.pop(number, None)
         self._check_failures(stats, group_size=len(group.samples))
 
     def _passes(self, score: float | None) -> bool:

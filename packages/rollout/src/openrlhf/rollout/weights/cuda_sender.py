@@ -7,7 +7,7 @@ connect, send, close.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -77,7 +77,7 @@ class NcclSender:
         assert self._address is not None, "open a group first"
         self._group = trainer_init(asdict(self._address))
 
-    def send(self, stream: Iterable[list[tuple[str, Tensor]]], plan: BucketPlan, version: int) -> None:
+    def send(self, stream: Iterable[Sequence[tuple[str, Tensor]]], plan: BucketPlan, version: int) -> None:
         """Broadcast the stream in packed buffers; the engines cut it by the same rule from the plan's order."""
         assert self._group is not None, "connect the group first"
         packed_nccl_broadcast_producer(
@@ -114,7 +114,7 @@ class IpcSender:
     def connect(self) -> None:
         """Nothing to connect."""
 
-    def send(self, stream: Iterable[list[tuple[str, Tensor]]], plan: BucketPlan, version: int) -> None:
+    def send(self, stream: Iterable[Sequence[tuple[str, Tensor]]], plan: BucketPlan, version: int) -> None:
         """All ranks together: share the stream buffer by buffer."""
         source = _PlannedSource(stream, plan)
         IPCTrainerWeightTransferEngine.trainer_init(self._info, client=self._client, source=source).send_weights()
@@ -123,7 +123,7 @@ class IpcSender:
         """Nothing to close."""
 
 
-def follow_plan(stream: Iterable[list[tuple[str, Tensor]]], plan: BucketPlan) -> Iterator[tuple[str, Tensor]]:
+def follow_plan(stream: Iterable[Sequence[tuple[str, Tensor]]], plan: BucketPlan) -> Iterator[tuple[str, Tensor]]:
     """The stream's tensors in wire dtype, checked against the plan one by one.
 
     Raises ValueError at the first that differs: the two ends would cut the stream differently and hang.
@@ -143,7 +143,7 @@ def follow_plan(stream: Iterable[list[tuple[str, Tensor]]], plan: BucketPlan) ->
 class _PlannedSource(WeightSource):
     """One push's stream in the form vLLM's trainer engines take."""
 
-    def __init__(self, stream: Iterable[list[tuple[str, Tensor]]], plan: BucketPlan) -> None:
+    def __init__(self, stream: Iterable[Sequence[tuple[str, Tensor]]], plan: BucketPlan) -> None:
         self._stream = stream
         self._plan = plan
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +59,7 @@ class WeightSender:
         assert self._group is not None, "open a group first"
         self._group.connect()
 
-    def send(self, stream: Iterable[list[tuple[str, Tensor]]], plan: BucketPlan, version: int) -> SendReport:
+    def send(self, stream: Iterable[Sequence[tuple[str, Tensor]]], plan: BucketPlan, version: int) -> SendReport:
         """Broadcast the plan's tensors as they arrive, one message per bucket.
 
         stream: the trainer's buckets of (name, full tensor), on any device; its cuts don't matter, its order does.
@@ -76,7 +76,7 @@ class WeightSender:
         return SendReport(nbytes=plan.nbytes, messages=len(plan.buckets) + 1, seconds=time.perf_counter() - began)
 
     def _send(
-        self, group: WeightGroup, stream: Iterable[list[tuple[str, Tensor]]], plan: BucketPlan, version: int
+        self, group: WeightGroup, stream: Iterable[Sequence[tuple[str, Tensor]]], plan: BucketPlan, version: int
     ) -> None:
         flying: deque[tuple[dist.Work, Tensor]] = deque()
 
@@ -110,7 +110,7 @@ def header(plan: BucketPlan, version: int) -> Tensor:
     return torch.tensor([version, plan.digest], dtype=torch.int64)
 
 
-def drain(stream: Iterable[list[tuple[str, Tensor]]]) -> None:
+def drain(stream: Iterable[Sequence[tuple[str, Tensor]]]) -> None:
     """What trainer ranks other than 0 do during a push: take part in gathering the weights."""
     for _ in stream:
         pass
