@@ -63,6 +63,8 @@ def test_adaptive_kl_and_normaliser_are_state(tmp_path: Path) -> None:
     resumed.sink.first = 4
     resumed.run()
     assert resumed.sink.steps[-1]["kl_coef_seen"] == whole.sink.steps[-1]["kl_coef_seen"]
+    assert resumed.trainer.norm is not None
+    assert whole.trainer.norm is not None
     assert resumed.trainer.norm.state_dict() == whole.trainer.norm.state_dict()
 
 

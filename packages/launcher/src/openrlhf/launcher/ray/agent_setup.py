@@ -10,10 +10,10 @@ from openrlhf.agents.agent_file import load_executor
 from openrlhf.agents.context import GroupExecutor
 from openrlhf.agents.executor import SingleTurnExecutor
 from openrlhf.agents.reward_process import RewardPool
-from openrlhf.agents.rewards import RewardSource
 from openrlhf.agents.watchdog import Blocked
 from openrlhf.agents.worker import AgentWorker, WorkerSettings
 from openrlhf.launcher.ray.agent_spec import AgentSpec
+from openrlhf.launcher.rewards.http import HttpRewardSource, RetryPolicy
 from openrlhf.launcher.tokenizers import load_tokenizer
 from openrlhf.rollout.router import EngineClient, Router
 
@@ -42,22 +42,21 @@ async def build_worker(spec: AgentSpec, clients: Sequence[EngineClient], number:
             agent=spec.agent,
         ),
         on_blocked=_leave,
-        closers=[source.close] if isinstance(source, RewardPool) else [],
+        closers=[] if source is None else [source.close],
     )
     await worker.start()
     return worker, router
 
 
-async def reward_source(spec: AgentSpec) -> RewardSource | None:
+async def reward_source(spec: AgentSpec) -> RewardPool | HttpRewardSource | None:
     """The reward function's process pool, or the client of the reward servers; None for an in-cluster model."""
     if spec.reward_file is not None:
         pool = RewardPool(spec.reward_file, spec.reward_timeout)
         await pool.start()
         return pool
     if spec.reward_urls:
-        from openrlhf.launcher.rewards.http import HttpRewardSource
-
-        return HttpRewardSource(spec.reward_urls, api_key=spec.reward_api_key, timeout=spec.reward_timeout)
+        retry = RetryPolicy(timeout=spec.reward_timeout)
+        return HttpRewardSource(spec.reward_urls, api_key=spec.reward_api_key, retry=retry)
     return None
 
 

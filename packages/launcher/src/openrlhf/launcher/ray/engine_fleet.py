@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from openrlhf.launcher.ray.calls import WorkerDiedError, gather
 from openrlhf.rollout.engine_spec import EngineSpec
@@ -111,7 +112,7 @@ class EngineFleet:
         refs = [actor.call.remote("shutdown") for actor in self.actors]
         try:
             await gather(refs, what="engine shutdown", names=self.names, timeout=20)
-        except (WorkerDiedError, ray.exceptions.RayError) as error:
+        except (WorkerDiedError, RayError) as error:
             log.debug("engine shutdown: %s", error)
         for actor in self.actors:
             ray.kill(actor)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 if TYPE_CHECKING:
-    from openrlhf.launcher.trainer.rank import RankConfig
+    from openrlhf.launcher.trainer.rank_config import RankConfig
     from openrlhf.learner.spec import LearnerSpec
     from openrlhf.rollout.weights.sender import WeightSender
     from openrlhf.rollout.weights.wire import BucketPlan
