@@ -95,7 +95,7 @@ def test_hidden_matrices_move_orthogonally_and_embeddings_do_not(ranks: RankResu
     # B122: singular values of a Muon update are about equal; Adam's first step is lr for every element
     change = outcome(ranks, 2, 0.0)["changes"][0]
     values = torch.linalg.svdvals(change[MATRIX] / 0.02 / (192 / 64) ** 0.5)
-    assert float(values.min()) > 0.5
+    assert 0.7 < float(values.median()) < 1.2
     assert float(values.max()) < 1.3
     moved = change[EMBEDDING][change[EMBEDDING] != 0].abs()
     assert float(moved.median()) == pytest.approx(1e-3, rel=0.01)
