@@ -1,0 +1,115 @@
+"""The guide's Quick Launch as a Ray job on a Ray that claims 8 GPUs where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.stack_runs import make_workspace
+from support.tiny_models import tiny_qwen3
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+
+BIN = Path(sys.executable).parent
+
+# One GPU per role and one engine; otherwise the flags of the guide that this machine can honour.
+QUICK_LAUNCH = """
+   --actor.model_name_or_path MODEL
+   --reward.remote_url REWARD
+   --data.prompt_dataset PROMPTS
+   --data.input_key prompt
+   --data.label_key label
+   --data.apply_chat_template
+   --ds.packing_samples
+
+   --ref.num_nodes 1
+   --ref.num_gpus_per_node 1
+   --actor.num_nodes 1
+   --actor.num_gpus_per_node 1
+   --vllm.num_engines 1
+   --vllm.tensor_parallel_size 1
+   --vllm.gpu_memory_utilization 0.7
+   --vllm.sync_backend nccl
+   --vllm.enforce_eager
+
+   --algo.advantage.estimator reinforce_baseline
+   --algo.kl.use_loss
+   --algo.kl.estimator k2
+   --algo.kl.init_coef 1e-5
+   --actor.entropy_coef 0.0
+   --algo.advantage.is_correction_enable
+   --algo.advantage.is_correction_type icepop
+
+   --rollout.batch_size 4
+   --rollout.n_samples_per_prompt 4
+   --train.batch_size 16
+   --algo.dynamic_filtering_enable
+   --algo.dynamic_filtering_range 0.0 1.0
+   --train.dynamic_batch_enable
+   --data.max_len 256
+   --rollout.max_new_tokens 32
+
+   --ds.zero_stage 3
+   --ds.param_dtype fp32
+   --actor.gradient_checkpointing_enable
+   --actor.adam.lr 5e-7
+   --ckpt.output_dir OUT
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def running_ray() -> Iterator[dict[str, str]]:
+    """A Ray with 8 claimed GPUs in a folder of its own; its environment. Ended by the pids that carry its folder."""
+    folder = tempfile.mkdtemp(prefix="rh", dir="/tmp")
+    port, dashboard = free_ports(2)
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_ADDRESS", "RAY_AUTH"))}
+    env |= {"RAY_TMPDIR": folder, "RAY_AUTH_MODE": "disabled", "RAY_raylet_start_wait_time_s": "120"}
+    start = f"""{BIN}/ray start --head --num-gpus 8 --num-cpus 16 --port {port} --dashboard-port {dashboard}
+      --dashboard-agent-listen-port 0 --temp-dir {folder}/ray --object-store-memory 300000000 --disable-usage-stats"""
+    subprocess.run(shlex.split(start), env=env, check=True, capture_output=True, timeout=300)
+    yield env | {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}"}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and f"RAY_TMPDIR={folder}".encode() in _environment(entry):
+            os.kill(int(entry.name), 9)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _environment(entry: Path) -> list[bytes]:
+    try:
+        return (entry / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def test_quick_launch_as_a_ray_job(running_ray: dict[str, str], tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path, tiny_qwen3(tmp_path / "tiny"), prompts=8)
+    places = {"MODEL": workspace.model, "REWARD": str(workspace.path / "reward.py")}
+    places |= {"PROMPTS": str(workspace.path / "prompts.jsonl"), "OUT": str(tmp_path / "out")}
+    flags = [places.get(word, word) for word in QUICK_LAUNCH.split()]
+    submit = [f"{BIN}/ray", "job", "submit", "--", sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *flags]
+    done = subprocess.run(submit, env=running_ray, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "step 2 " in done.stdout
+    assert "no GPU: --vllm.sync_backend nccl becomes gloo" in done.stdout
+    assert "Started a local Ray" not in done.stdout
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "qwen3"
