@@ -1,4 +1,4 @@
-"""A mistake of the user gets one clear message and exit code 1 at once; a broken reward ends the run in its first batch."""
+"""A mistake of the user: one clear message and exit code 1 at once; a broken reward: the end in the first batch."""
 
 from __future__ import annotations
 

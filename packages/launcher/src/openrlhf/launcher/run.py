@@ -48,7 +48,6 @@ def _run(config: TrainPPOConfig) -> RunSummary:
     prepared = prepare(config)
     cluster = connect()
     try:
-        signals.install()
         return asyncio.run(_train(config, prepared, cluster))
     finally:
         signals.ignore()

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import ray
 
+from openrlhf.launcher import signals
+
 log = logging.getLogger(__name__)
 
 RUN_ID_VARIABLE = "OPENRLHF_RUN_ID"
@@ -100,7 +102,14 @@ def connect() -> Cluster:
     """
     run_id = secrets.token_hex(8)
     os.environ[RUN_ID_VARIABLE] = run_id
-    cluster = _join(run_id) or _start(run_id)
+    try:
+        cluster = _join(run_id) or _start(run_id)
+    except SystemExit as stop:
+        # ray.init installs a handler of its own, which exits with 15 where ours would with 143
+        if stop.code == signal.SIGTERM:
+            raise signals.Interrupted(signal.SIGTERM) from stop
+        raise
+    signals.install()
     try:
         cluster.nodes = sum(1 for node in ray.nodes() if node["Alive"])
         cluster.gpus = _count_real_gpus()
@@ -135,6 +144,18 @@ def running_address() -> str | None:
 
 
 def _start(run_id: str) -> Cluster:
+    """Start a Ray of our own; Ray gives its node 30 s, which a busy machine may need twice."""
+    try:
+        return _start_once(run_id)
+    except Exception as error:
+        log.warning("Ray did not start (%s): trying once more", error)
+    try:
+        return _start_once(run_id)
+    except Exception as error:
+        raise RuntimeError(f"a local Ray did not start twice; is the machine overloaded? {error}") from error
+
+
+def _start_once(run_id: str) -> Cluster:
     temp_dir = short_temp_dir()
     ours = {
         "RAY_AUTH_MODE": "token",
