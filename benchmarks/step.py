@@ -77,6 +77,9 @@ class MetricList:
     def log_evaluation(self, step: int, metrics: dict[str, float]) -> None:
         """Evaluations are no steps."""
 
+    def log_samples(self, step: int, samples: Sequence[object]) -> None:
+        """Not kept."""
+
 
 class Bare:
     """The mechanism alone, driven straight through the actors."""
