@@ -128,9 +128,8 @@ def main() -> None:
         cluster = connect()
         try:
             env = cluster.worker_environment() | spec.environment()
-            actor = ray.remote(EngineActor).options(  # pyright: ignore[reportAttributeAccessIssue]
-                num_cpus=0, max_concurrency=1000, runtime_env={"env_vars": env}
-            )
+            remote: Any = ray.remote(EngineActor)
+            actor = remote.options(num_cpus=0, max_concurrency=1000, runtime_env={"env_vars": env})
             engine = actor.remote()
             ray.get(engine.start.remote(spec), timeout=600)
             ours = asyncio.run(run_path(engine, args))

@@ -60,7 +60,7 @@ class Stage:
         address = sender.open(2, self.generation)
         joining = self.host.submit(name, "init_weight_transfer", address.for_engine(1))
         sender.connect()
-        joining.result(30)
+        joining.result(60)
         return sender
 
     def push(self, name: str) -> SendReport:
@@ -72,7 +72,7 @@ class Stage:
         plan = plan_buckets(specs_of(named), 100_000)
         receiving = self.host.submit(name, "receive_weights", plan.to_dict(), version)
         report = sender.send([[pair] for pair in named], plan, version)
-        receiving.result(60)
+        receiving.result(180)
         self.versions[name] = version
         return report
 
@@ -226,7 +226,7 @@ def test_a_failed_push_makes_the_engine_unfit_until_a_whole_one(stage: Stage) ->
     with pytest.raises(ValueError, match="without 4 planned weights"):
         sender.send([named[:-4]], plan, 99)
     with pytest.raises(RemoteError, match="tied could not receive weights"):
-        receiving.result(60)
+        receiving.result(180)
     assert time.perf_counter() - began < 10
     with pytest.raises(RemoteError, match="tied must not serve request") as caught:
         stage.generate("tied", max_tokens=2)
@@ -246,7 +246,7 @@ def test_an_engine_told_another_plan_than_the_sender_refuses_it(stage: Stage) ->
     receiving = stage.host.submit("untied", "receive_weights", other.to_dict(), 50)
     sending = stage.pool.submit(sender.send, [named], plan, 50)
     with pytest.raises(RemoteError, match="the trainer pushes version 50"):
-        receiving.result(60)
+        receiving.result(180)
     with pytest.raises(RuntimeError):
         sending.result(60)
     stage.connect("untied")
@@ -267,7 +267,7 @@ def test_requests_continue_over_a_push_with_versions_per_token(stage: Stage, cle
     stage.host.call(name, "pause", "keep", clear_cache=clear_cache)
     stage.push(name)
     stage.host.call(name, "resume")
-    answer = generating.result(60)
+    answer = generating.result(180)
     assert len(answer.token_ids) == 240
     first = list(answer.versions).count(old_version)
     assert list(answer.versions) == [old_version] * first + [stage.versions[name]] * (240 - first)
@@ -285,7 +285,7 @@ def test_abort_delivers_what_was_sampled(stage: Stage) -> None:
     generating = stage.host.submit("untied", "generate", PROMPT, SamplingParams(max_tokens=240, ignore_eos=True))
     time.sleep(0.1)
     assert stage.host.call("untied", "abort") == 1
-    answer = generating.result(60)
+    answer = generating.result(180)
     assert answer.finish_reason == "abort"
     assert 0 < len(answer.token_ids) == len(answer.logprobs) < 240
 

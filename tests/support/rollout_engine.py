@@ -20,7 +20,7 @@ from typing import Any
 from openrlhf.rollout.engine_spec import EngineSpec
 
 START_TIMEOUT = 900.0  # two engines take 50 s of CPU time; the machine may be busy
-CALL_TIMEOUT = 60.0
+CALL_TIMEOUT = 180.0
 
 
 class RemoteError(RuntimeError):
