@@ -54,11 +54,19 @@ OTHER: dict[str, Any] = {
     "ds.param_dtype": "bf16",
     "algo.dynamic_filtering_enable": False,
     "algo.kl.init_coef": 0.0,
-    "vllm.sync_backend": "nccl",
+    "vllm.sync_backend": "ipc",
 }
 """Values that differ from the default and mean something."""
 
-GPU_ONLY = {"vllm.enforce_eager", "vllm.gpu_memory_utilization", "vllm.sync_backend", "ds.adam_offload"}
+GPU_ONLY = {
+    "ref.offload",
+    "reward.offload",
+    "ds.enable_sleep",
+    "vllm.enforce_eager",
+    "vllm.gpu_memory_utilization",
+    "vllm.sync_backend",
+    "ds.adam_offload",
+}
 
 
 def another(flag: Flag) -> Any:
