@@ -11,38 +11,44 @@ from openrlhf.launcher.supervised_config import ServeRMConfig
 
 GRACE_SECONDS = 30
 """How long a stopping server waits for the requests that it has accepted."""
+BACKLOG = 2048
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def serve_rm(config: ServeRMConfig) -> int:
     """Serve until a signal. Returns the exit code: 0, or 1 with one message for a mistake of the user."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        check_exposure(config)
+        with bind(config.host, config.port) as listener:
+            _serve(config, listener)
+    except (OSError, ValueError) as error:
+        return report_error(error)
+    return 0
+
+
+def _serve(config: ServeRMConfig, listener: socket.socket) -> None:
     import uvicorn
 
     from openrlhf.launcher.serving.app import RewardService
     from openrlhf.launcher.serving.scorer import RewardScorer
 
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    try:
-        check_exposure(config)
-        listener = bind(config.host, config.port)
-        scorer = RewardScorer(
-            _model_path(config),
-            config.ds,
-            max_len=config.data.max_len,
-            batch_size=config.batch_size,
-            normalize=config.reward.normalize_enable,
-            fast_tokenizer=not config.data.disable_fast_tokenizer,
-        )
-    except (OSError, ValueError) as error:
-        return report_error(error)
+    scorer = RewardScorer(
+        _model_path(config),
+        config.ds,
+        max_len=config.data.max_len,
+        batch_size=config.batch_size,
+        normalize=config.reward.normalize_enable,
+        fast_tokenizer=not config.data.disable_fast_tokenizer,
+    )
     service = RewardService(scorer, batch_size=config.batch_size, api_key=config.api_key)
+    listener.listen(BACKLOG)  # before the address is announced, so that nobody is refused
     sys.stdout.write(greeting(config, listener.getsockname()[1]))
     sys.stdout.flush()
     options = uvicorn.Config(
-        service.app(), log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, backlog=2048, lifespan="on"
+        service.app(), log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, backlog=BACKLOG, lifespan="on"
     )
     uvicorn.Server(options).run(sockets=[listener])
-    return 0
 
 
 def check_exposure(config: ServeRMConfig) -> None:
@@ -59,8 +65,12 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+        except OSError:
+            listener.close()
+            raise
     except OSError as error:
         raise ValueError(f"--host {host} --port {port}: cannot listen there: {error}") from error
     return listener
