@@ -9,7 +9,7 @@ import pytest
 from openrlhf.learner.universal import learner_folders
 from support.learner_ranks import RankResults, result
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks")]
+pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 
 RANK_CASES = {2: ["resume", "refusals", "save_for_other_world"], 1: ["load_at_other_world"]}
 

@@ -6,7 +6,7 @@ import pytest
 
 from support.learner_ranks import RankResults, result
 
-pytestmark = [pytest.mark.proof, pytest.mark.ranks, pytest.mark.xdist_group("ranks")]
+pytestmark = [pytest.mark.proof, pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 
 RANK_CASES = {2: ["resume_all"]}
 

@@ -9,7 +9,7 @@ import torch
 
 from support.learner_ranks import RankResults, result
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks")]
+pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 
 RANK_CASES = {2: ["averages"]}
 

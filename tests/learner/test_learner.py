@@ -14,7 +14,7 @@ from support.learner_models import make_batch, plain_logprobs
 from support.learner_ranks import RankResults, result
 from support.learner_step_cases import LAYOUTS, OBJECTIVE
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks")]
+pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 
 RANK_CASES = {
     2: ["layouts", "critic", "skipping", "nothing_to_train", "accumulation"],

@@ -17,7 +17,7 @@ from support.learner_state_cases import EMBEDDING, MATRIX
 STAGES = [0, 1, 2, 3]
 RANK_CASES = {2: ["muon"]}
 
-on_ranks = [pytest.mark.ranks, pytest.mark.xdist_group("ranks")]
+on_ranks = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 
 
 def with_ranks(test: Any) -> Any:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from support.learner_models import make_batch, plain_logprobs
 from support.learner_ranks import RankResults, result
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks")]
+pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 
 RANK_CASES = {2: ["exports", "frozen", "sleeping"]}
 MODELS = ["qwen3", "untied", "gpt2"]

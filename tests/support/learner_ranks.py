@@ -22,7 +22,7 @@ import torch.multiprocessing as mp
 Case = Callable[[int, int, Path], Any]
 RankResults = dict[tuple[str, int], list[Any]]
 MODULES = ("support.learner_step_cases", "support.learner_state_cases")
-TIMEOUT = 280.0
+TIMEOUT = 540.0
 
 
 @dataclass(frozen=True)
