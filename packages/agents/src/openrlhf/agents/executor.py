@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
 from abc import ABC, abstractmethod
@@ -114,7 +115,7 @@ class AgentExecutorBase(ABC):
             "hf_tokenizer": ctx.tokenizer,
             "llm_engine": engine,
         }
-        if item.images or _takes_images(self.execute):
+        if item.images or _takes_images(type(self).execute):
             arguments["images"] = list(item.images) or None
         return await self.execute(**arguments)
 
@@ -318,6 +319,7 @@ def warn_truncated(tokens: int, allowed: int) -> None:
         )
 
 
+@functools.cache
 def _takes_images(execute: Callable[..., Any]) -> bool:
     parameters = inspect.signature(execute).parameters.values()
     return any(p.name == "images" or p.kind is p.VAR_KEYWORD for p in parameters)

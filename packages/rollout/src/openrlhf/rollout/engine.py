@@ -36,6 +36,8 @@ PUSH_TIMEOUT_S = 1800.0
 HEALTH_TIMEOUT_S = 60.0
 """Longest wait for a sign of life of the engine core, which answers between two model steps (seconds on CPU)."""
 SHUTDOWN_TIMEOUT_S = 10.0
+CHUNK_WINDOW_S = 0.002
+"""How long a finished sample of a stream waits for others to travel with it: a message costs about as much."""
 
 T = TypeVar("T")
 
@@ -112,6 +114,8 @@ class VllmEngine:
             left = len(tasks)
             while left:
                 chunk = [await done.get()]
+                if len(chunk) < left:
+                    await asyncio.sleep(CHUNK_WINDOW_S)
                 while not done.empty():
                     chunk.append(done.get_nowait())
                 left -= len(chunk)

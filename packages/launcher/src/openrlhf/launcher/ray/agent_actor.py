@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from openrlhf.rollout.router import Router
 
 
+SEND_WINDOW = 0.003
+"""Seconds that a request waits for others: groups arrive one by one, and a message costs about a millisecond."""
+
+
 class RayEngineClient:
-    """An engine actor as the router sees it. Requests of one loop turn travel in one message and stream back."""
+    """An engine actor as the router sees it. Requests that come within SEND_WINDOW travel in one message."""
 
     def __init__(self, name: str, actor: Any) -> None:
         self.name = name
@@ -34,7 +38,7 @@ class RayEngineClient:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Generation] = loop.create_future()
         if not self._waiting:
-            loop.call_soon(self._flush)
+            loop.call_later(SEND_WINDOW, self._flush)
         self._waiting.append((request, future))
         return await future
 
