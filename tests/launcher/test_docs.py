@@ -22,12 +22,17 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("packages/*/README.md")])
 BLOCK = re.compile(r"^ *```(?:bash|sh|shell|console)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
+OURS = re.compile(r"^--|openrlhf\.cli\.|openrlhf-launch |examples/scripts/")
+"""Lines that are ours to parse; others may be parts of a quotation over several lines."""
+
 
 def commands(text: str) -> list[tuple[Command, list[str]]]:
     """Every command line of ours in a page's shell blocks: a whole command, or a line of flags of train_ppo_ray."""
     found: list[tuple[Command, list[str]]] = []
     for block in BLOCK.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
+            if not OURS.search(line):
+                continue
             words = shlex.split(line, comments=True)
             modules = [w for w in words if w.startswith("openrlhf.cli.")]
             if words and words[0].startswith("--"):
