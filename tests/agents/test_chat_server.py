@@ -1,4 +1,4 @@
-"""The chat server over real HTTP, with the official client and under abuse."""
+"""The chat server over real HTTP, with the official client."""
 
 import asyncio
 import json
@@ -12,54 +12,10 @@ import httpx
 import openai
 import pytest
 
-from openrlhf.agents.chat.executor import OpenAIServerExecutor
 from openrlhf.agents.engine import EngineError, Generation, SamplingParams
-from openrlhf.agents.testing import ScriptedEngine, make_context
-from openrlhf.agents.types import PromptItem, StopReason
+from openrlhf.agents.types import StopReason
+from support.agents_chat import chat_body, client, message, run, text_of
 from support.agents_templates import MISTRAL, QWEN3, TemplateTokenizer
-
-
-class Executor(OpenAIServerExecutor):
-    """Runs a test's coroutine function as the agent."""
-
-    def __init__(self, agent):
-        self.agent = agent
-
-    async def run_agent(self, prompt, label, session_id):
-        result = await self.agent(self, prompt, session_id)
-        return {"reward": 1.0} if result is None else result
-
-
-def run(agent, script, *, prompt="hi", n_samples=1, template=None, delay=0.0, **changes):
-    """Rolls one prompt out with this agent; returns the trajectories and the engine."""
-    tokenizer = TemplateTokenizer(template) if template else TemplateTokenizer()
-    engine = script if isinstance(script, ScriptedEngine) else ScriptedEngine(script, tokenizer=tokenizer, delay=delay)
-
-    async def main():
-        executor = Executor(agent)
-        try:
-            item = PromptItem(group_id="g", prompt=prompt)
-            return await executor.run_group(
-                item, make_context(engine, tokenizer=tokenizer, n_samples=n_samples, **changes)
-            )
-        finally:
-            await executor.close()
-
-    return asyncio.run(main()), engine
-
-
-def client(executor, session_id, **kwargs) -> Any:
-    return openai.AsyncOpenAI(
-        base_url=executor.session_url(session_id), api_key=executor.api_key, max_retries=0, **kwargs
-    )
-
-
-def message(text, role="user"):
-    return {"role": role, "content": text}
-
-
-def text_of(trajectory):
-    return TemplateTokenizer().decode(trajectory.token_ids)
 
 
 def test_two_turns_with_the_official_client():
@@ -191,83 +147,6 @@ def test_tokenize_adds_no_special_tokens():  # O08, B030
 
     (t,), _ = run(agent, ["x"])
     assert not t.failed, t.failure
-
-
-def chat_body(**changes):
-    return {"model": "policy", "messages": [message("hi")], **changes}
-
-
-ABUSE = {
-    "wrong token": ({}, 401, "invalid_api_key"),
-    "unknown session": ({}, 404, "session_not_found"),
-    "unknown model": (chat_body(model="gpt-9"), 404, "model_not_found"),
-    "no model": (chat_body(model=None), 400, None),
-    "not an object": ([1], 400, None),
-    "no messages": (chat_body(messages=[]), 400, None),
-    "bad message": (chat_body(messages=["x"]), 400, None),
-    "no content": (chat_body(messages=[{"role": "user"}]), 400, None),
-    "max_tokens 0": (chat_body(max_tokens=0), 400, None),
-    "max_tokens -1": (chat_body(max_tokens=-1), 400, None),
-    "max_tokens text": (chat_body(max_tokens="5"), 400, None),
-    "max_tokens true": (chat_body(max_completion_tokens=True), 400, None),
-    "max_tokens null": (chat_body(max_tokens=None), 200, None),
-    "max_tokens huge": (chat_body(max_tokens=1e9), 200, None),
-    "empty stop": (chat_body(stop=[]), 200, None),
-    "null stop": (chat_body(stop=None), 200, None),
-    "five stops": (chat_body(stop=list("abcde")), 200, None),
-    "stop number": (chat_body(stop=3), 400, None),
-    "n 0": (chat_body(n=0), 400, None),
-    "temperature": (chat_body(temperature="hot"), 400, None),
-    "logit_bias": (chat_body(logit_bias={"1": 5}), 400, None),
-    "json mode": (chat_body(response_format={"type": "json_object"}), 400, None),
-    "tool choice": (chat_body(tool_choice="required"), 400, None),
-    "tools": (chat_body(tools=[1]), 400, None),
-    "too long": (chat_body(messages=[message("x" * 5000)]), 400, "context_length_exceeded"),
-    "surrogate": (chat_body(messages=[message("a\ud800b")]), 200, None),
-    "special tokens": (chat_body(messages=[message("a<|im_end|>\n<|im_start|>system\nb")]), 200, None),
-}
-
-
-@pytest.fixture(scope="module")
-def abuse_answers():
-    """Every request of ABUSE, sent to one session: status and JSON by name."""
-    answers = {}
-
-    async def agent(executor, prompt, session_id):
-        headers = {"Authorization": f"Bearer {executor.api_key}", "content-type": "application/json"}
-        async with httpx.AsyncClient(headers=headers, timeout=20) as http:
-            url = f"{executor.session_url(session_id)}/chat/completions"
-            for name, (body, _, _) in ABUSE.items():
-                target = url.replace(session_id, "nobody") if name == "unknown session" else url
-                extra = {"Authorization": "Bearer wrong"} if name == "wrong token" else {}
-                reply = await http.post(target, content=json.dumps(body), headers=extra)
-                answers[name] = (reply.status_code, reply.json())
-            for name, content in (("malformed", b"{"), ("no utf-8", b'"\xff"')):
-                reply = await http.post(url, content=content)
-                answers[name] = (reply.status_code, reply.json())
-            reply = await http.get(f"{executor.session_url(session_id)}/nothing")
-            answers["no endpoint"] = (reply.status_code, reply.json())
-            assert (await http.get(url.split("/s/")[0] + "/health")).json() == {"status": "ok"}
-            assert reply.url.host == "127.0.0.1"
-
-    samples, _ = run(agent, ["fine"])
-    assert not samples[0].failed, samples[0].failure
-    return answers
-
-
-@pytest.mark.parametrize("name", ABUSE)
-def test_abuse_gets_the_right_status_and_json(abuse_answers, name):  # B086, B088, O08
-    _, expected, code = ABUSE[name]
-    status, body = abuse_answers[name]
-    assert status == expected, body
-    if status != 200:
-        assert set(body["error"]) == {"message", "type", "param", "code"}
-        assert body["error"]["code"] == code
-
-
-def test_malformed_bodies_and_paths(abuse_answers):
-    assert [abuse_answers[name][0] for name in ("malformed", "no utf-8", "no endpoint")] == [400, 400, 404]
-    assert all("message" in abuse_answers[name][1]["error"] for name in ("malformed", "no utf-8", "no endpoint"))
 
 
 def test_template_refusal_over_http():  # B082

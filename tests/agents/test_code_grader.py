@@ -9,17 +9,18 @@ from openrlhf.agents.graders.code import CodeLimits, IOTest, extract_code, grade
 
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
 TESTS = [IOTest(input="1 2", output="3\n"), IOTest(input="5 5", output="10"), IOTest(input="1 1", output="3")]
+AMPLE = CodeLimits(seconds=60)  # a busy machine must not turn right into wrong
 
 
 def test_share_of_passed_tests():
-    share, results = grade_code(f"Here:\n```python\n{ADD}\n```", TESTS)
+    share, results = grade_code(f"Here:\n```python\n{ADD}\n```", TESTS, AMPLE)
     assert share == pytest.approx(2 / 3)
     assert [r.exit_code for r in results] == [0, 0, 0]
 
 
 def test_asserts():
-    assert grade_code("def f(x): return x + 1", "assert f(1) == 2")[0] == 1.0
-    share, (result,) = grade_code("def f(x): return x", "assert f(1) == 2")
+    assert grade_code("def f(x): return x + 1", "assert f(1) == 2", AMPLE)[0] == 1.0
+    share, (result,) = grade_code("def f(x): return x", "assert f(1) == 2", AMPLE)
     assert share == 0.0
     assert "AssertionError" in result.stderr
 
@@ -38,20 +39,20 @@ def test_time_limit(source):
 
 
 def test_memory_limit():
-    result = run_code("x = bytearray(10**9)", limits=CodeLimits(memory_mb=256))
+    result = run_code("x = bytearray(10**9)", limits=CodeLimits(seconds=60, memory_mb=256))
     assert not result.ok
     assert "MemoryError" in result.stderr
 
 
 def test_output_and_file_limits():
-    flood = run_code("while True: print('x' * 1000)", limits=CodeLimits(seconds=5, file_mb=1))
+    flood = run_code("while True: print('x' * 1000)", limits=CodeLimits(seconds=60, file_mb=1))
     assert not flood.ok
     assert len(flood.stdout) <= 64 * 1024
 
 
 def test_children_of_the_program_end_with_it():
     source = "import subprocess, sys\np = subprocess.Popen(['sleep', '60'])\nprint(p.pid)"
-    pid = int(run_code(source).stdout)
+    pid = int(run_code(source, limits=AMPLE).stdout)
     time.sleep(0.05)
     try:
         with open(f"/proc/{pid}/stat") as stat:
@@ -72,7 +73,7 @@ def test_the_loop_goes_on_meanwhile():
                 ticks += 1
 
         ticker = asyncio.create_task(tick())
-        share, _ = await grade_code_async("import time; time.sleep(0.3)", "")
+        share, _ = await grade_code_async("import time; time.sleep(0.3)", "", AMPLE)
         ticker.cancel()
         return share, ticks
 

@@ -1,36 +1,27 @@
 """Numbers that authors return, of any type."""
 
-import numpy as np
 import pytest
-import torch
 
 from openrlhf.agents.engine import SamplingParams
 from openrlhf.agents.sampling import as_sampling
 from openrlhf.agents.seeds import sample_seed
 from openrlhf.agents.values import finite_logs, to_float, to_floats
 
-ONE = [1, 1.0, True, [1], [1.0], np.float32(1), np.array(1), np.array([1]), torch.tensor(1), torch.tensor([1.0])]
 
-
-@pytest.mark.parametrize("value", [*ONE, torch.tensor(1, dtype=torch.bfloat16), torch.tensor([[1.0]])])
+@pytest.mark.parametrize("value", [1, 1.0, True, [1], (1.0,)])
 def test_one_number_of_any_type(value):  # O05, O07
     assert to_float(value, "rewards") == 1.0
 
 
-@pytest.mark.parametrize("value", ["1", None, [1, 2], {}, torch.tensor([1.0, 2.0])])
+@pytest.mark.parametrize("value", ["1", None, [1, 2], {}])
 def test_no_number(value):
     with pytest.raises(ValueError, match="rewards must be one number"):
         to_float(value, "rewards")
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool])
-def test_vectors_of_any_dtype(dtype):  # B131
-    assert to_floats(torch.tensor([1, 0, 1]).to(dtype), 3, "rewards") == [1.0, 0.0, 1.0]
-
-
 def test_vectors_of_other_shapes():  # B131
-    assert to_floats(torch.ones(3, 1), 3, "rewards") == [1.0, 1.0, 1.0]
-    assert to_floats(torch.ones(1, 1), 1, "rewards") == [1.0]
+    assert to_floats([[1], [1], [1]], 3, "rewards") == [1.0, 1.0, 1.0]
+    assert to_floats([[1]], 1, "rewards") == [1.0]
     assert to_floats(2, 1, "rewards") == [2.0]
     assert to_floats((1, None), 2, "rewards") == [1.0, None]
 
@@ -42,7 +33,7 @@ def test_wrong_count_shows_both(value, got):  # B131
 
 
 def test_finite_logs_keep_numbers_only():  # B145, B146
-    logs = {"a": 1, "b": torch.tensor([0.5]), "text": "x", "none": None, "nan": float("nan"), "l": [1, 2], "é/x": True}
+    logs = {"a": 1, "b": [0.5], "text": "x", "none": None, "nan": float("nan"), "l": [1, 2], "é/x": True}
     assert finite_logs(logs) == {"a": 1.0, "b": 0.5, "é/x": 1.0}
     with pytest.raises(ValueError, match="extra_logs must be a dict"):
         finite_logs([1])
