@@ -13,11 +13,6 @@ from openrlhf.rollout.groups import RolloutFailedError
 from support.trainer_fakes import FAILED, GOOD, FakeLearner, fake_run, half_right
 
 
-def trained(run) -> list[str]:
-    """The handles of all samples that were trained on, in no order."""
-    return sorted(s.handle for batch in run.learner.prepared for part in batch for s in part)
-
-
 def test_one_step_in_order() -> None:  # B063: weights reach the engines before anything is sampled
     run = fake_run(2)
     summary = run.run()
@@ -31,7 +26,7 @@ def test_one_step_in_order() -> None:  # B063: weights reach the engines before 
 def test_tail_batch_is_trained(prompts: int, steps: int) -> None:  # B049
     run = fake_run(prompts)
     assert run.run().steps == steps
-    assert trained(run) == sorted(f"h{p}" for p in range(prompts) for _ in range(2))
+    assert run.trained() == sorted(f"h{p}" for p in range(prompts) for _ in range(2))
 
 
 def test_every_sample_is_trained_max_epochs_times() -> None:
@@ -86,7 +81,7 @@ def test_group_with_one_survivor_is_dropped() -> None:  # B064
 
     run = fake_run(2, score=score, rollout__max_failed_fraction=0.5)
     run.run()
-    assert trained(run) == ["h1", "h1"]
+    assert run.trained() == ["h1", "h1"]
     assert run.sink.steps[0]["rollout/dropped_groups"] == 1
 
 
@@ -110,14 +105,12 @@ def test_filtered_prompts_are_replaced() -> None:  # B050, B052
 
     run = fake_run(6, score=score, algo__dynamic_filtering_enable=True)
     assert run.run().steps == 2
-    assert trained(run) == ["h0", "h0", "h2", "h2", "h4", "h4"]
+    assert run.trained() == ["h0", "h0", "h2", "h2", "h4", "h4"]
     assert run.sink.steps[0]["train/dynamic_filtering_pass_rate"] == pytest.approx(100 * 2 / 3)
 
 
 def test_adaptive_kl_moves_after_the_step() -> None:
-    run = fake_run(
-        4, algo__kl__init_coef=0.1, algo__kl__target=0.1, algo__kl__horizon=100, learner=FakeLearner(kl=0.5)
-    )
+    run = fake_run(4, algo__kl__init_coef=0.1, algo__kl__target=0.1, algo__kl__horizon=100, learner=FakeLearner(kl=0.5))
     run.run()
     # 0.1 * (1 + clip(0.5 / 0.1 - 1, -0.2, 0.2) * 4 / 100)
     assert [step["kl_coef_seen"] for step in run.sink.steps] == pytest.approx([0.1, 0.1008])
@@ -163,3 +156,15 @@ def test_samples_are_logged_at_logging_steps() -> None:
     run = fake_run(8, logger__logging_steps=2)
     run.run()
     assert run.sink.samples == [(2, ["p2", "p2"]), (4, ["p6", "p6"])]
+
+
+def test_hybrid_engine_takes_turns_with_the_trainer() -> None:
+    flags = {"train.colocate_all": True, "vllm.enable_sleep": True, "eval.steps": 2}
+    run = fake_run(4, eval_prompts=1, **flags)
+    run.run()
+    step = ["engines wake", "generate", "generate", "engines sleep", "prepare", "update", "push"]
+    rest = ["engines wake", "engines sleep"]  # the prompts turn out to be used up
+    assert run.learner.log == ["push", *step, *step, "engines wake", "evaluate", *rest, "export"]
+    run = fake_run(2, eval_prompts=1, **flags)
+    run.run()
+    assert run.learner.log == ["push", *step, *rest, "engines wake", "evaluate", "export"]

@@ -30,24 +30,49 @@ def half_right(item: PromptItem, sample: int) -> SampleInfo:
 
 @dataclass
 class FakeRollout:
-    """Groups by a rule; `delay` says how many loop turns a prompt takes."""
+    """Groups by a rule; `delay` says how many loop turns a prompt takes. weights: whose versions the tokens carry."""
 
     n: int
+    weights: FakeLearner
     score: Score = half_right
     delay: Callable[[PromptItem], int] = lambda item: 0
     calls: list[tuple[int, bool]] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
+    running: int = 0
+    cancelled: int = 0
 
     async def run_group(self, item: PromptItem, *, evaluation: EvalRequest | None = None) -> Group:
         self.calls.append((item.position, evaluation is not None))
-        self.log.append("generate")
-        for _ in range(self.delay(item)):
-            await asyncio.sleep(0)
+        self.log.append("evaluate" if evaluation else "generate")
+        first = self.weights.pushed[-1]
+        self.running += 1
+        try:
+            for _ in range(self.delay(item)):
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
         n = evaluation.n_samples_per_prompt if evaluation else self.n
-        return Group(prompt=item, samples=[self.score(item, i) for i in range(n)], handle=f"h{item.position}")
+        versions = {"min_version": first, "max_version": self.weights.pushed[-1]}
+        samples = [replace(self.score(item, i), **versions) for i in range(n)]
+        return Group(prompt=item, samples=samples, handle=f"h{item.position}")
 
     async def read_samples(self, group: Group, count: int) -> list[GeneratedSample]:
         return [GeneratedSample(text=group.prompt.prompt, reward=s.reward) for s in group.samples[:count]]
+
+    async def fetch(self, group: Group) -> Any:
+        return group.handle
+
+    async def store(self, trajectories: Any) -> Any:
+        return trajectories
+
+    async def sleep(self) -> None:
+        self.log.append("engines sleep")
+
+    async def wake(self) -> None:
+        self.log.append("engines wake")
 
     async def shutdown(self) -> None:
         self.log.append("shutdown")
@@ -55,7 +80,7 @@ class FakeRollout:
 
 @dataclass
 class FakeLearner:
-    """Remembers what it was asked to do."""
+    """Remembers what it was asked to do. delay: loop turns that an update takes. busy: groups that run just now."""
 
     kl: float = 0.5
     rewards: Callable[[SampleRef], float] = lambda sample: 1.0
@@ -64,6 +89,9 @@ class FakeLearner:
     pushed: list[int] = field(default_factory=list)
     exported: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
+    delay: Callable[[], int] = lambda: 0
+    busy: Callable[[], int] = lambda: 0
+    pushed_while_busy: int = 0
 
     async def score_rewards(self, samples: Sequence[SampleRef]) -> list[float]:
         return [self.rewards(s) for s in samples]
@@ -75,11 +103,14 @@ class FakeLearner:
 
     async def update(self, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]) -> dict[str, float]:
         self.log.append("update")
+        for _ in range(self.delay()):
+            await asyncio.sleep(0)
         self.updates.append({"order": list(order), "kl_coef": kl_coef, "freeze": list(freeze_actor)})
         return {"train/policy_loss": float(len(self.updates))}
 
     async def push_weights(self, version: int) -> dict[str, float]:
         self.log.append("push")
+        self.pushed_while_busy += self.busy() > 0
         self.pushed.append(version)
         return {"rollout/sync_error": 0.0}
 
@@ -158,7 +189,11 @@ class FakeRun:
     trainer: Trainer
 
     def run(self) -> Any:
-        return asyncio.run(self.trainer.run())
+        return asyncio.run(asyncio.wait_for(self.trainer.run(), 30))
+
+    def trained(self) -> list[str]:
+        """The handles of all samples that were trained on, in no order."""
+        return sorted(s.handle for batch in self.learner.prepared for part in batch for s in part)
 
 
 def fake_run(
@@ -181,9 +216,10 @@ def fake_run(
         "ckpt.output_dir": "/exported",
     }
     config = build(TrainPPOConfig(), defaults | {name.replace("__", "."): value for name, value in flags.items()})
-    rollout = FakeRollout(n=config.rollout.n_samples_per_prompt, score=score, delay=delay)
     learner = learner or FakeLearner()
+    rollout = FakeRollout(n=config.rollout.n_samples_per_prompt, weights=learner, score=score, delay=delay)
     rollout.log = learner.log
+    learner.busy = lambda: rollout.running
     source, sink = FakePrompts(prompts), FakeSink()
     parts = TrainerParts(
         rollout=rollout, learner=learner, prompts=source, sink=sink, eval_prompts=FakePrompts(eval_prompts).next(10**6)

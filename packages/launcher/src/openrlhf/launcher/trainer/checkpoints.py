@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openrlhf.launcher.config import CkptConfig
+from openrlhf.launcher.trainer.untrained import read_untrained, write_untrained
 from openrlhf.learner.checkpoint_dir import CheckpointStore
 
 if TYPE_CHECKING:
@@ -54,11 +55,14 @@ class Checkpoints:
         """Write a checkpoint of the present step, and its Hugging Face export with --ckpt.save_hf."""
         step = trainer.state.step
         if not self._config.disable_ds:
+            # both at one moment: sampling goes on while the ranks write
+            own, untrained = trainer.state_dict(), trainer.pipeline.untrained()
             pending = self._store.begin(step)
             await trainer.parts.learner.save(str(pending))
             state = pending / "state"
             state.mkdir()
-            (state / STATE_FILE).write_text(json.dumps(trainer.state_dict(), indent=1) + "\n")
+            (state / STATE_FILE).write_text(json.dumps(own, indent=1) + "\n")
+            await write_untrained(untrained, trainer.parts.rollout, state)
             (state / "config.toml").write_text(self._config_toml)
             path = self._store.commit(step, metric=metric)
             log.info("checkpoint %s", path)
@@ -74,7 +78,7 @@ class Checkpoints:
             log.warning("--ckpt.load_enable: no checkpoint in %s, the run starts anew", self._store.root)
             return False
         state = json.loads((newest.path / "state" / STATE_FILE).read_text())
-        trainer.load_state_dict(state)
+        trainer.load_state_dict(state, await read_untrained(trainer.parts.rollout, newest.path / "state"))
         await trainer.parts.learner.load(str(newest.path))
         log.info("resumed from %s", newest.path)
         return True

@@ -1,20 +1,23 @@
-"""From prompts to one rollout batch of finished groups: the trainer's use of the rollout package's `GroupRunner`."""
+"""From prompts to rollout batches of finished groups: the trainer's use of the rollout package's `GroupRunner`."""
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.core.config import GROUP_ESTIMATORS
 from openrlhf.launcher.config import TrainPPOConfig
-from openrlhf.launcher.trainer.protocols import EvalRequest, Group, Rollout
+from openrlhf.launcher.trainer.protocols import Group
 from openrlhf.rollout.groups import GroupRules, GroupRunner, GroupStats, RolloutBatch, score_histogram
+from openrlhf.rollout.pacing import Pacing
 
 log = logging.getLogger(__name__)
+
+RunGroup = Callable[[PromptItem], Awaitable[Group]]
 
 
 class PromptSource(Protocol):
@@ -37,52 +40,92 @@ class Collected:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Untrained:
+    """What was sampled or drawn but not trained on yet: part of a checkpoint, so that nothing is lost.
+
+    batches: filled ones. groups: accepted ones that no batch has yet, with their deadlines. prompts: of the groups that
+    were under way; they are rolled out again.
+    """
+
+    batches: list[Collected] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    deadlines: list[int] = field(default_factory=list)
+    prompts: list[PromptItem] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.batches or self.groups or self.prompts)
+
+
 def group_rules(config: TrainPPOConfig) -> GroupRules:
-    """Which groups make a rollout batch."""
-    algo = config.algo
+    """Which groups make a rollout batch: in prompt order, or by arrival in the asynchronous pipeline."""
+    algo, rollout = config.algo, config.rollout
+    in_flight = rollout.vllm_generate_batch_size
+    if config.train.async_enable and in_flight is None:
+        in_flight = rollout.batch_size
     return GroupRules(
-        batch_size=config.rollout.batch_size,
+        batch_size=rollout.batch_size,
+        in_flight=in_flight,
+        by_arrival=config.train.async_enable,
         score_range=algo.dynamic_filtering_range if algo.dynamic_filtering_enable else None,
         min_survivors=2 if algo.advantage.estimator in GROUP_ESTIMATORS else 1,
-        max_failed_fraction=config.rollout.max_failed_fraction,
+        max_failed_fraction=rollout.max_failed_fraction,
     )
 
 
 class Collector:
-    """Draws prompts until a rollout batch is full, episode by episode."""
+    """Draws prompts until a rollout batch is full, episode by episode. pacing: how far ahead of training it may go."""
 
-    def __init__(self, config: TrainPPOConfig, rollout: Rollout, prompts: PromptSource) -> None:
+    def __init__(
+        self, config: TrainPPOConfig, run_group: RunGroup, prompts: PromptSource, *, pacing: Pacing | None = None
+    ) -> None:
+        self.episode = 0
         self._config = config
-        self._rollout = rollout
+        self._run_group = run_group
         self._prompts = prompts
+        self._pacing = pacing
         self._runner: GroupRunner[PromptItem, Group] | None = None
         self._seen = GroupStats()
 
-    def start_episode(self, episode: int) -> None:
-        """Begin an episode at its first prompt."""
-        self._prompts.start_episode(episode)
-        self._runner = None
+    def start(self) -> None:
+        """Begin the run at the first prompt."""
+        self._prompts.start_episode(0)
+
+    def resume(self, episode: int, untrained: Untrained) -> None:
+        """Go on in this episode, where the prompt source already stands."""
+        self.episode = episode
+        self._runner = self._new_runner(untrained)
 
     async def next_batch(self) -> Collected | None:
-        """The next rollout batch; None when the episode's prompts are used up.
+        """The next rollout batch; None when the prompts of all episodes are used up.
 
         Raises RolloutFailedError when too many samples failed, with the first failure's traceback.
         """
-        if self._runner is None:
-            self._runner = GroupRunner(self._items(), self._rollout.run_group, group_rules(self._config))
-        batch = await self._runner.next_batch()
-        self._count(batch.stats)
-        if not batch.groups:
+        while True:
+            if self._runner is None:
+                self._runner = self._new_runner(Untrained())
+            batch = await self._runner.next_batch()
+            self._count(batch.stats)
+            if batch.groups:
+                return Collected(groups=batch.groups, metrics=self._metrics(batch))
             self._explain_nothing(batch)
-            return None
-        metrics = {"rollout/dropped_groups": float(batch.stats.dropped)}
-        if self._config.algo.dynamic_filtering_enable:
-            metrics["train/dynamic_filtering_pass_rate"] = 100.0 * batch.stats.pass_rate
-        return Collected(groups=batch.groups, metrics=metrics)
+            if self.episode + 1 >= self._config.train.num_episodes:
+                return None
+            self.episode += 1
+            self._prompts.start_episode(self.episode)
+            self._runner = None
 
-    async def run_all(self, items: Sequence[PromptItem], evaluation: EvalRequest) -> list[Group]:
-        """Every prompt of an evaluation, in order."""
-        return list(await asyncio.gather(*(self._rollout.run_group(i, evaluation=evaluation) for i in items)))
+    def untrained(self) -> Untrained:
+        """Groups without a batch, at this moment."""
+        runner = self._runner
+        if runner is None:
+            return Untrained()
+        return Untrained(groups=runner.buffer, deadlines=runner.buffer_deadlines, prompts=runner.running_prompts)
+
+    async def stop(self) -> None:
+        """Cancel the groups under way."""
+        if self._runner is not None:
+            await self._runner.stop()
 
     def describe(self) -> str:
         """What became of all samples so far, for the message of a run that trained on nothing."""
@@ -92,9 +135,25 @@ class Collector:
             f"filtered out, {seen.dropped} dropped; group mean scores:\n{score_histogram(seen.mean_scores)}"
         )
 
+    def _new_runner(self, untrained: Untrained) -> GroupRunner[PromptItem, Group]:
+        return GroupRunner(
+            itertools.chain(untrained.prompts, self._items()),
+            self._run_group,
+            group_rules(self._config),
+            buffer=untrained.groups,
+            pacing=self._pacing,
+            deadlines=untrained.deadlines if self._pacing else (),
+        )
+
     def _items(self) -> Iterator[PromptItem]:
         while items := self._prompts.next(1):
             yield from items
+
+    def _metrics(self, batch: RolloutBatch[Group]) -> dict[str, float]:
+        metrics = {"rollout/dropped_groups": float(batch.stats.dropped)}
+        if self._config.algo.dynamic_filtering_enable:
+            metrics["train/dynamic_filtering_pass_rate"] = 100.0 * batch.stats.pass_rate
+        return metrics
 
     def _count(self, stats: GroupStats) -> None:
         seen = self._seen

@@ -1,10 +1,11 @@
-"""The synchronous trainer: sample, shape, learn, push, one rollout batch after the other.
+"""The trainer: take a rollout batch from the pipeline, shape, learn, push, one batch after the other.
 
 Written against `Rollout` and `Learner`; it holds scalars and handles only, so the whole loop also runs with fakes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +19,9 @@ from openrlhf.core.rewards import RunningRewardNorm
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.logging.sinks import GeneratedSample
 from openrlhf.launcher.trainer.checkpoints import Checkpoints
-from openrlhf.launcher.trainer.collect import Collected, Collector, PromptSource
+from openrlhf.launcher.trainer.collect import Collected, PromptSource, Untrained
 from openrlhf.launcher.trainer.evaluation import evaluation_metrics
+from openrlhf.launcher.trainer.pipeline import make_pipeline
 from openrlhf.launcher.trainer.plan import cut_mini_batches, epoch_order
 from openrlhf.launcher.trainer.protocols import EvalRequest, Group, Learner, Rollout
 from openrlhf.launcher.trainer.shaping import ShapedBatch, shape_groups, unscored_refs
@@ -97,15 +99,17 @@ class Trainer:
             AdaptiveKLController(kl.init_coef, kl.target, kl.horizon) if kl.target else FixedKLController(kl.init_coef)
         )
         self.norm = RunningRewardNorm() if config.reward.normalize_enable else None
-        self.collector = Collector(config, parts.rollout, parts.prompts)
+        self.pipeline = make_pipeline(config, parts.rollout, parts.prompts)
         self.metrics: dict[str, float] = {}
         self.evaluation: dict[str, float] = {}
         self.evaluated_at = -1
         self.checkpoints = Checkpoints(config.ckpt, config_toml=parts.config_toml)
         self._stop = False
+        self._evaluation: asyncio.Task[None] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the trainer itself, as JSON values."""
+        self.state.episode = self.pipeline.episode
         return {
             "state": asdict(self.state),
             "kl": self.kl.state_dict(),
@@ -113,10 +117,11 @@ class Trainer:
             "prompts": self.parts.prompts.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`. Raises ValueError when the prompts or the seed are not those of then."""
+    def load_state_dict(self, state: dict[str, Any], untrained: Untrained) -> None:
+        """The inverse of `state_dict`. untrained: samples of then. Raises ValueError when the run is another one."""
         self.parts.prompts.load_state_dict(state["prompts"])
         self.state = TrainerState(**state["state"])
+        self.pipeline.resume(self.state.episode, self.state.step, untrained)
         self.kl.load_state_dict(state["kl"])
         if self.norm is not None:
             if state["reward_norm"] is None:
@@ -132,24 +137,17 @@ class Trainer:
 
         Raises NoOptimizerStepError when nothing was trained on, StoppedAfterSave after `stop_after_step`.
         """
-        resumed = await self.checkpoints.restore(self)
+        if not await self.checkpoints.restore(self):
+            self.pipeline.start()
         await self.parts.learner.push_weights(self.state.version)
-        for episode in range(self.state.episode, self.config.train.num_episodes):
-            if not resumed:
-                self.collector.start_episode(episode)
-            self.state.episode, resumed = episode, False
-            await self._episode()
-            if self._finished():
-                break
-        if self.state.optimizer_steps == 0:
-            raise NoOptimizerStepError(
-                "the run made no optimiser step: every sample failed or was filtered out "
-                f"({self.collector.describe()}); look at the scores, --algo.dynamic_filtering_range "
-                f"{self.config.algo.dynamic_filtering_range!r} and the reward function"
-            )
-        if self._evaluates() and self.evaluated_at != self.state.step:
-            await self._evaluate()
-        await self.parts.learner.export(self.config.ckpt.output_dir)
+        self.pipeline.limit(self._last_batch())
+        try:
+            await self._steps()
+            await self._finish()
+        finally:
+            if self._evaluation is not None:
+                self._evaluation.cancel()
+            await self.pipeline.close()
         return RunSummary(
             steps=self.state.step,
             optimizer_steps=self.state.optimizer_steps,
@@ -157,17 +155,30 @@ class Trainer:
             evaluation=self.evaluation,
         )
 
-    async def _episode(self) -> None:
+    async def _finish(self) -> None:
+        await self._evaluated()
+        if self.state.optimizer_steps == 0:
+            raise NoOptimizerStepError(
+                "the run made no optimiser step: every sample failed or was filtered out "
+                f"({self.pipeline.describe()}); look at the scores, --algo.dynamic_filtering_range "
+                f"{self.config.algo.dynamic_filtering_range!r} and the reward function"
+            )
+        if self._evaluates() and self.evaluated_at != self.state.step:
+            await self._evaluate()
+        await self.parts.learner.export(self.config.ckpt.output_dir)
+
+    async def _steps(self) -> None:
         while not self._finished():
             phases: dict[str, float] = {}
             with self._timed(phases, "generation"):
-                collected = await self.collector.next_batch()
+                collected = await self.pipeline.next()
             if collected is None:
                 return
             await self._train_on(collected, phases)
             if self._evaluates() and self.state.step % self.config.eval.steps == 0:
-                await self._evaluate()
+                await self._start_evaluation()
             if self._stop:
+                await self._evaluated()
                 await self.checkpoints.save(self, self.checkpoints.metric_of(self))
                 raise StoppedAfterSave(self.state.step)
             await self.checkpoints.after_step(self)
@@ -182,7 +193,7 @@ class Trainer:
                 seed=self.config.train.seed,
                 step=self.state.step,
             )
-            metrics = shaped.metrics | collected.metrics
+            metrics = shaped.metrics | collected.metrics | staleness(collected.groups, self.state.version)
             if mini_batches:
                 metrics |= await self.parts.learner.prepare(mini_batches, kl_coef=self.kl.value)
         self.state.step += 1
@@ -190,12 +201,15 @@ class Trainer:
             with self._timed(phases, "ppo_train"):
                 metrics |= await self._learn(len(mini_batches))
             self.state.version += 1
+            await self._evaluated()
             with self._timed(phases, "broadcast"):
-                metrics |= await self.parts.learner.push_weights(self.state.version)
+                async with self.pipeline.pushing():
+                    metrics |= await self.parts.learner.push_weights(self.state.version)
             if "train/kl" in metrics:
                 self.kl.update(metrics["train/kl"], len(shaped.samples))
         else:
             log.warning("step %d: nothing to train on, every sample failed or its group was dropped", self.state.step)
+        self.pipeline.trained(self._last_batch())
         metrics |= phases | {
             "timing/step_total": self.parts.clock() - began,
             "train/kl_coef": self.kl.value,
@@ -237,19 +251,46 @@ class Trainer:
         keys = {key for m in metrics for key in m}
         return {key: sum(m[key] for m in metrics if key in m) / sum(key in m for m in metrics) for key in keys}
 
+    async def _start_evaluation(self) -> None:
+        """Evaluate the present weights: in the asynchronous pipeline beside the next step, up to its weight push.
+
+        A checkpoint that is to know the metric waits for it; sampling goes on meanwhile.
+        """
+        self._evaluation = asyncio.create_task(self._evaluate(), name=f"evaluation {self.state.step}")
+        await asyncio.sleep(0)  # so that it notes the step
+        awaited = self.checkpoints.enabled and self.config.ckpt.best_metric_key != "none"
+        if awaited or not self.config.train.async_enable:
+            await self._evaluated()
+
+    async def _evaluated(self) -> None:
+        """Until the evaluation under way, if there is one, is over."""
+        task, self._evaluation = self._evaluation, None
+        if task is not None:
+            await task
+
     async def _evaluate(self) -> None:
+        step = self.state.step
         request = EvalRequest(
             temperature=self.config.eval.temperature, n_samples_per_prompt=self.config.eval.n_samples_per_prompt
         )
         began = self.parts.clock()
-        groups = await self.collector.run_all(self.parts.eval_prompts, request)
+        groups = await self.pipeline.evaluate(self.parts.eval_prompts, request)
         metrics = evaluation_metrics(groups, request.n_samples_per_prompt)
         metrics["timing/evaluation"] = self.parts.clock() - began
-        self.evaluation, self.evaluated_at = metrics, self.state.step
-        self.parts.sink.log_evaluation(self.state.step, metrics)
+        self.evaluation, self.evaluated_at = metrics, step
+        self.parts.sink.log_evaluation(step, metrics)
 
     def _evaluates(self) -> bool:
         return bool(self.parts.eval_prompts) and self.config.eval.steps > 0
+
+    def _last_batch(self) -> int | None:
+        """Number of the rollout batch with which --train.max_steps is reached, if no sample fails until then."""
+        train, rollout = self.config.train, self.config.rollout
+        if train.max_steps is None:
+            return None
+        mini_batches = -(-rollout.batch_size * rollout.n_samples_per_prompt // train.batch_size)
+        left = max(train.max_steps - self.state.optimizer_steps, 0)
+        return self.state.step - 1 - (-left // (mini_batches * train.max_epochs))
 
     def _finished(self) -> bool:
         limit = self.config.train.max_steps
@@ -262,3 +303,11 @@ class Trainer:
             yield
         finally:
             phases[f"timing/{name}"] = self.parts.clock() - began
+
+
+def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """How many weight versions the oldest token of each sample is behind `version`: mean and maximum."""
+    ages = [version - s.min_version for g in groups for s in g.samples if not s.failed and s.min_version >= 0]
+    if not ages:
+        return {}
+    return {"rollout/staleness_mean": sum(ages) / len(ages), "rollout/staleness_max": float(max(ages))}

@@ -90,6 +90,22 @@ class Rollout(Protocol):
         """The first `count` samples of a group as text."""
         ...
 
+    async def fetch(self, group: Group) -> Any:
+        """What the group's handle resolves to, as plain data for a checkpoint."""
+        ...
+
+    async def store(self, trajectories: Any) -> Any:
+        """A handle of this run for what `fetch` gave in an earlier one."""
+        ...
+
+    async def sleep(self) -> None:
+        """Free the engines' device memory; the next weight push or `wake` brings them back."""
+        ...
+
+    async def wake(self) -> None:
+        """Make the engines ready to sample with the weights they had; nothing where they are awake."""
+        ...
+
     async def shutdown(self) -> None: ...
 
 
