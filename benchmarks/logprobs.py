@@ -31,6 +31,10 @@ LONG_MEMORY_SHARE = 0.15
 """Chunked peak memory at LONG_FACTOR times the tokens, as a share of LONG_FACTOR times the plain peak."""
 
 
+CHILD_TIMEOUT = 3600.0
+"""Seconds for one variant: generous, for a machine that others use too."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     variant: str
@@ -87,7 +91,7 @@ def measure_in_child(variant: str, tokens: int, args: argparse.Namespace) -> Res
     command = [sys.executable, __file__, "--child", variant, "--tokens", str(tokens), "--vocab", str(args.vocab)]
     command += ["--hidden", str(args.hidden), "--repeats", str(args.repeats), "--threads", str(args.threads)]
     env = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=env, timeout=900)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=env, timeout=CHILD_TIMEOUT)
     return Result(**json.loads(done.stdout))
 
 
