@@ -28,6 +28,8 @@ SOURCES = {
     "learner": ["packages/learner", "packages/core"],
     "launcher": ["packages/launcher", "packages/agents", "packages/core", "packages/rollout", "packages/learner"],
 }
+# What the tests of a package need besides: clients of its server.
+TEST_GROUPS = {"agents": ["--group", "packages/agents/pyproject.toml:test"]}
 # Used by tests as values only: agents reads tensors without importing torch. Absent for other interpreters, where those
 # tests are skipped.
 TEST_VALUES = {("agents", "3.11"): ["torch"]}
@@ -68,7 +70,8 @@ def unit(session: nox.Session, python: str, package: str) -> None:
     if package != "agents" and not has_cpu_torch(python):
         session.skip(f"no CPU build of torch for Python {python} within reach (set UV_TORCH_BACKEND=cpu to fetch one)")
     interpreter = make_environment(session, f"unit-{package}-{python}", executable)
-    install(session, interpreter, SOURCES[package], "--group", "test", *TEST_VALUES.get((package, python), []))
+    extra = [*TEST_GROUPS.get(package, []), *TEST_VALUES.get((package, python), [])]
+    install(session, interpreter, SOURCES[package], "--group", "test", *extra)
     run_pytest(session, f"unit-{package}-{python}", f"tests/{package}", interpreter=interpreter)
 
 
@@ -78,7 +81,8 @@ def floor(session: nox.Session, package: str) -> None:
     """Tests of one package with the lowest versions that it allows."""
     interpreter = make_environment(session, f"floor-{package}", sys.executable)
     install(session, interpreter, SOURCES[package], "--resolution", "lowest-direct", pinned=False)
-    session.run("uv", "pip", "install", "--quiet", "--python", interpreter, "--group", "test")
+    groups = ["--group", "test", *TEST_GROUPS.get(package, [])]
+    session.run("uv", "pip", "install", "--quiet", "--python", interpreter, *groups)
     run_pytest(session, f"floor-{package}", f"tests/{package}", interpreter=interpreter)
 
 

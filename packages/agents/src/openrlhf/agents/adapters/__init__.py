@@ -1,0 +1,1 @@
+"""Environments of other projects as executors."""
