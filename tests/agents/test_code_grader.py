@@ -53,13 +53,18 @@ def test_output_and_file_limits():
 def test_children_of_the_program_end_with_it():
     source = "import subprocess, sys\np = subprocess.Popen(['sleep', '60'])\nprint(p.pid)"
     pid = int(run_code(source, limits=AMPLE).stdout)
-    time.sleep(0.05)
+    deadline = time.monotonic() + 20
+    while (state := state_of(pid)) not in ("Z", "gone") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert state in ("Z", "gone")
+
+
+def state_of(pid):
     try:
         with open(f"/proc/{pid}/stat") as stat:
-            state = stat.read().split(")")[1].split()[0]
+            return stat.read().split(")")[1].split()[0]
     except FileNotFoundError:
-        state = "gone"
-    assert state in ("Z", "gone")
+        return "gone"
 
 
 def test_the_loop_goes_on_meanwhile():
