@@ -34,7 +34,7 @@ OPEN = "open"
 """A flag whose effect only a run of the real stack could show, and none does yet."""
 
 CONTROLLER = re.compile(
-    r"train\.(num_episodes|max_steps|agent_func_path)|critic\.(freezing_steps|save_value_network)|agent\.num_workers"
+    r"train\.(num_episodes|max_steps|agent_func_path|async_queue_size|max_staleness|partial_.*)|critic\.(freezing_steps|save_value_network)|agent\.num_workers"
     r"|data\.(?!max_len|overlong|disable|max_images).*|(eval|ckpt|logger)\..*|vllm\.sync_(tolerance|bucket_mb)"
     r"|algo\.kl\.(target|horizon)|reward\.(?!num_|offload|timeout|api_key).*"
 )
@@ -65,6 +65,10 @@ GPU_ONLY = {
     "vllm.enforce_eager",
     "vllm.gpu_memory_utilization",
     "vllm.sync_backend",
+    "vllm.enable_sleep",
+    "train.colocate_all",
+    "train.colocate_actor_ref",
+    "train.colocate_critic_reward",
     "ds.adam_offload",
 }
 

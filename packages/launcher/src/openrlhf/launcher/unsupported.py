@@ -31,16 +31,6 @@ _LATER = """
     actor.freeze_visual_encoder
     data.dataloader_num_workers
     data.max_images_per_prompt
-    rollout.vllm_generate_batch_size
-    train.async_enable
-    train.async_queue_size
-    train.colocate_actor_ref
-    train.colocate_all
-    train.colocate_critic_reward
-    train.max_staleness
-    train.partial_rollout_enable
-    train.partial_rollout_recompute_kv
-    vllm.enable_sleep
 """
 
 NOT_YET: dict[str, tuple[tuple[str, ...], str]] = dict.fromkeys(_LATER.split(), ((RL,), _NOT_BUILT))

@@ -113,6 +113,10 @@ class AgentActor:
         if self._router is not None:
             self._router.set_clients(self._clients())
 
+    async def engines_down(self) -> dict[str, str]:
+        """Engines that this worker has given up, with the reason."""
+        return {} if self._router is None else self._router.down()
+
     async def run_group(
         self, item: PromptItem, evaluation: EvalRequest | None
     ) -> tuple[list[SampleInfo], list[Trajectory]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal
 
 import ray
 from ray.exceptions import RayError
 
-from openrlhf.launcher.ray.calls import WorkerDiedError, gather
+from openrlhf.launcher.ray.calls import WorkerDiedError, first_line, gather
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.weights.group import GroupAddress
 from openrlhf.rollout.weights.wire import BucketPlan
@@ -18,7 +18,10 @@ from openrlhf.rollout.weights.wire import BucketPlan
 log = logging.getLogger(__name__)
 
 START_TIMEOUT = 1800.0
-PING_TIMEOUT = 15.0
+PING_TIMEOUT = 75.0
+"""Longer than an engine's own bound for a sign of life: its core answers between two model steps only."""
+MAX_REPLACED = 20
+"""Engines that may be lost in one run before it ends: engines that always die are no accident."""
 
 SpawnEngine = Callable[[int], Any]
 """Engine number -> a new, empty engine actor on its place."""
@@ -27,7 +30,8 @@ SpawnEngine = Callable[[int], Any]
 class EngineFleet:
     """The engines and their state. An engine that is unfit holds no valid weights and must not serve.
 
-    on_change: called with the current actors whenever one was replaced, so that agent workers learn of it.
+    on_change: called by `announce` with the current actors after one was replaced, so that agent workers learn of it.
+    state: what of the engines is in device memory; "weights" is half awake, without room to sample.
     """
 
     def __init__(self, specs: Sequence[EngineSpec], spawn: SpawnEngine) -> None:
@@ -36,11 +40,19 @@ class EngineFleet:
         self.actors: list[Any] = [spawn(i) for i in range(len(specs))]
         self.fit = False
         self.replaced = 0
+        self.state: Literal["awake", "weights", "asleep"] = "awake"
+        self.on_change: Callable[[Sequence[tuple[str, Any]]], Awaitable[None]] | None = None
+        self._unannounced = False
         self._starting = self._start(range(len(specs)))
 
     @property
     def names(self) -> list[str]:
         return [spec.name for spec in self.specs]
+
+    @property
+    def engines(self) -> list[tuple[str, Any]]:
+        """Names and actors of now."""
+        return list(zip(self.names, self.actors, strict=True))
 
     @property
     def num_workers(self) -> int:
@@ -63,6 +75,36 @@ class EngineFleet:
     async def on_each(self, what: str, method: str, *args: Any, timeout: float = 600.0) -> list[Any]:
         """The same call on every engine."""
         return await self._on_all(what, timeout, method, [args] * len(self.actors))
+
+    async def pause(self, *, clear_cache: bool) -> None:
+        """Freeze running requests until `resume`. clear_cache: compute their KV cache again then."""
+        refs = [actor.call.remote("pause", "keep", clear_cache=clear_cache) for actor in self.actors]
+        await gather(refs, what="engine pause", names=self.names, timeout=600)
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self.on_each("engine resume", "resume")
+
+    async def sleep(self) -> None:
+        """Free the engines' device memory: weights go to host memory, the KV cache is dropped."""
+        if self.state != "asleep":
+            log.info("engines sleep")
+            await self.on_each("engine sleep", "sleep")
+            self.state = "asleep"
+
+    async def wake_weights(self) -> None:
+        """The first half of waking: enough to take weights."""
+        if self.state == "asleep":
+            log.info("engines wake: weights")
+            await self.on_each("engine wake-up", "wake", ["weights"])
+            self.state = "weights"
+
+    async def wake_cache(self) -> None:
+        """The second half of waking: room to sample."""
+        if self.state == "weights":
+            log.info("engines wake: KV cache")
+            await self.on_each("engine wake-up", "wake", ["kv_cache"])
+            self.state = "awake"
 
     async def join_weight_group(self, address: GroupAddress, *, timeout: float) -> None:
         offset, arguments = 1, []
@@ -87,25 +129,51 @@ class EngineFleet:
     def mark_fit(self) -> None:
         self.fit = True
 
-    async def revive(self) -> list[str]:
-        """Replace engines that are gone or silent; returns their names. The new ones need a push before they serve."""
+    async def gone(self) -> dict[int, BaseException]:
+        """Numbers of the engines that are dead or silent, with what was seen of them."""
         pings = await asyncio.gather(
             *(
                 gather([actor.call.remote("health")], what="engine health", names=[name], timeout=PING_TIMEOUT)
-                for actor, name in zip(self.actors, self.names, strict=True)
+                for name, actor in self.engines
             ),
             return_exceptions=True,
         )
-        gone = [i for i, ping in enumerate(pings) if isinstance(ping, BaseException)]
-        for i in gone:
-            log.warning("%s is gone (%s): starting it again", self.names[i], pings[i])
+        return {i: ping for i, ping in enumerate(pings) if isinstance(ping, BaseException)}
+
+    async def revive(self) -> list[str]:
+        """Replace engines that are gone or silent; returns their names. The new ones need a push before they serve.
+
+        Raises WorkerDiedError when too many were lost in this run.
+        """
+        gone = await self.gone()
+        names = [self.names[i] for i in gone]
+        if not gone:
+            return []
+        self.replaced += len(gone)
+        if self.replaced > MAX_REPLACED:
+            raise WorkerDiedError(f"{self.replaced} engines were lost, the last one: {first_line(gone.popitem()[1])}")
+        self.mark_unfit()
+        self._unannounced = True
+        for i, why in gone.items():
+            log.warning("%s is gone (%s): starting it again", self.names[i], first_line(why))
             ray.kill(self.actors[i])
             self.actors[i] = self._spawn(i)
-        if gone:
-            self.replaced += len(gone)
-            names = [self.names[i] for i in gone]
-            await gather(self._start(gone), what="engine restart", names=names, timeout=START_TIMEOUT)
-        return [self.names[i] for i in gone]
+        await gather(self._start(list(gone)), what="engine restart", names=names, timeout=START_TIMEOUT)
+        await self._put_to_sleep([self.actors[i] for i in gone], names)
+        return names
+
+    async def _put_to_sleep(self, actors: Sequence[Any], names: Sequence[str]) -> None:
+        """Bring new engines into the state of the others."""
+        steps = {"awake": [], "weights": [("sleep", ()), ("wake", (["weights"],))], "asleep": [("sleep", ())]}
+        for method, args in steps[self.state]:
+            refs = [actor.call.remote(method, *args) for actor in actors]
+            await gather(refs, what=f"engine {method}", names=names, timeout=600)
+
+    async def announce(self) -> None:
+        """Tell the agent workers of replaced engines, which hold the current weights by now."""
+        if self._unannounced and self.on_change is not None:
+            await self.on_change(self.engines)
+            self._unannounced = False
 
     async def shutdown(self) -> None:
         """Ask every engine to end, then end it."""

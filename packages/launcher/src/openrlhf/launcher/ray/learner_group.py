@@ -74,10 +74,13 @@ class RayLearner:
         reward: RankGroup | None = None,
         tokenizer_path: str,
         critic_export: bool = False,
+        take_turns: bool = False,
     ) -> None:
+        """take_turns: critic and policy share devices, and only one of them has its training states there at a time."""
         self.policy, self.reference, self.critic, self.reward = policy, reference, critic, reward
         self._push = push
         self._critic_export = critic_export
+        self._take_turns = take_turns
         self._tokenizer_path = tokenizer_path
 
     @property
@@ -129,15 +132,22 @@ class RayLearner:
     async def update(self, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]) -> dict[str, float]:
         from openrlhf.launcher.trainer.rank import combine_sums
 
-        waits = [
-            self.policy.wait(
-                self.policy.call("update", list(order), kl_coef=kl_coef, freeze=list(freeze_actor)), "policy update"
-            )
-        ]
-        if self.critic is not None:
-            waits.append(self.critic.wait(self.critic.call("update", list(order), kl_coef=0.0), "critic update"))
+        async def policy() -> list[Any]:
+            refs = self.policy.call("update", list(order), kl_coef=kl_coef, freeze=list(freeze_actor))
+            return await self.policy.wait(refs, "policy update")
+
+        async def critic(group: RankGroup) -> list[Any]:
+            return await group.wait(group.call("update", list(order), kl_coef=0.0), "critic update")
+
+        async with self._push.lock:
+            if self.critic is None:
+                parts = [await policy()]
+            elif self._take_turns:
+                parts = [await critic(self.critic), await policy()]
+            else:
+                parts = await asyncio.gather(policy(), critic(self.critic))
         metrics: dict[str, float] = {}
-        for part in await asyncio.gather(*waits):
+        for part in parts:
             # every rank returns the same reduced sums
             metrics.update(combine_sums(part[:1]))
         return metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -19,8 +19,15 @@ from openrlhf.launcher.trainer.protocols import EvalRequest, Group
 log = logging.getLogger(__name__)
 
 START_TIMEOUT = 600.0
+ASK_TIMEOUT = 60.0
 MAX_REPLACED = 20
 """Agent workers that may be lost in one run before it ends: an agent that always kills its worker is a bug."""
+
+
+class Watch(Protocol):
+    """What looks after the engines as long as the run lasts."""
+
+    async def stop(self) -> None: ...
 
 
 class RayRollout:
@@ -46,6 +53,8 @@ class RayRollout:
         self._running = [0] * workers
         self._replaced = 0
         self._group_timeout = group_timeout
+        self._fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self.watch: Watch | None = None
 
     async def start(self) -> None:
         """Until every worker has loaded its executor; a broken agent or reward file is reported here."""
@@ -57,13 +66,31 @@ class RayRollout:
         )
 
     async def engines_changed(self, engines: Sequence[tuple[str, Any]]) -> None:
-        """Tell every worker which engine actors serve now."""
-        await gather(
-            [actor.set_engines.remote(list(engines)) for actor in self.actors],
-            what="engine list",
-            names=[f"agent worker {i}" for i in range(len(self.actors))],
-            timeout=60,
+        """Tell every worker which engine actors serve now. A dead worker is told when it is started again."""
+        await self._ask_workers("engine list", "set_engines", list(engines))
+
+    async def engines_down(self) -> dict[str, str]:
+        """Engines that some worker has given up, with the reason."""
+        answers = await self._ask_workers("engine state", "engines_down")
+        return {name: why for down in answers for name, why in down.items()}
+
+    async def _ask_workers(self, what: str, method: str, *args: Any) -> list[Any]:
+        calls = (
+            gather([getattr(actor, method).remote(*args)], what=what, names=[f"agent worker {i}"], timeout=ASK_TIMEOUT)
+            for i, actor in enumerate(self.actors)
         )
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, WorkerDiedError):
+                log.warning("%s", answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+        return [answer[0] for answer in answers if not isinstance(answer, BaseException)]
+
+    def fail(self, error: BaseException) -> None:
+        """End the run: every group that is or will be under way raises `error`."""
+        if not self._fatal.done():
+            self._fatal.set_result(error)
 
     async def run_group(self, item: PromptItem, *, evaluation: EvalRequest | None = None) -> Group:
         for attempt in (1, 2):
@@ -73,6 +100,8 @@ class RayRollout:
             try:
                 return await self._run_on(actor, item, evaluation)
             except (WorkerDiedError, RayActorError) as error:
+                if self._fatal.done():
+                    raise
                 if attempt == 2:
                     raise WorkerDiedError(
                         f"agent worker {worker}, group {item.group_id}: {first_line(error)}"
@@ -88,14 +117,33 @@ class RayRollout:
             GeneratedSample(text=self._decode(t.token_ids), label=str(t.label), reward=t.reward) for t in trajectories
         ]
 
+    async def fetch(self, group: Group) -> Any:
+        return await group.handle
+
+    async def store(self, trajectories: Any) -> Any:
+        return ray.put(trajectories)
+
+    async def sleep(self) -> None:
+        await self._fleet.sleep()
+
+    async def wake(self) -> None:
+        await self._fleet.wake_weights()
+        await self._fleet.wake_cache()
+
     async def _run_on(self, actor: Any, item: PromptItem, evaluation: EvalRequest | None) -> Group:
         infos, handle = actor.run_group.options(num_returns=2).remote(item, evaluation)
+        answer = asyncio.wrap_future(infos.future())
         try:
-            samples = await asyncio.wait_for(asyncio.wrap_future(infos.future()), self._group_timeout)
+            await asyncio.wait((answer, self._fatal), timeout=self._group_timeout, return_when=asyncio.FIRST_COMPLETED)
+            if self._fatal.done():
+                raise self._fatal.result()
+            if not answer.done():
+                raise WorkerDiedError(f"no answer within {self._group_timeout:.0f} s")
+            samples = answer.result()
         except RayTaskError as error:
             raise user_error(error) from error
-        except TimeoutError as error:
-            raise WorkerDiedError(f"no answer within {self._group_timeout:.0f} s") from error
+        finally:
+            answer.cancel()
         return Group(prompt=item, samples=samples, handle=handle)
 
     async def _replace(self, worker: int, actor: Any, why: str) -> None:
@@ -109,6 +157,8 @@ class RayRollout:
         self.actors[worker] = self._spawn(worker)
 
     async def shutdown(self) -> None:
+        if self.watch is not None:
+            await self.watch.stop()
         for actor in self.actors:
             actor.shutdown.remote()
         await self._fleet.shutdown()

@@ -25,11 +25,12 @@ from openrlhf.launcher.ray.cluster import Cluster
 from openrlhf.launcher.ray.devices import extra_noset
 from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
+from openrlhf.launcher.ray.engine_watch import INTERVAL, EngineWatch
 from openrlhf.launcher.ray.learner_actor import LearnerActor, RankAddress
 from openrlhf.launcher.ray.learner_group import RankGroup, RayLearner
 from openrlhf.launcher.ray.placement import Reservation, plan_placement
 from openrlhf.launcher.ray.rollout import RayRollout
-from openrlhf.launcher.ray.weight_push import WeightPush
+from openrlhf.launcher.ray.weight_push import Pause, WeightPush
 from openrlhf.launcher.saved import config_toml
 from openrlhf.launcher.trainer.loop import MetricSink, TrainerParts
 from openrlhf.launcher.trainer.rank_config import RankConfig, rank_config
@@ -49,6 +50,9 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
     environment = cluster.worker_environment() | extra_noset(os.environ)
     reservation = Reservation(plan_placement(config, gpus=cluster.gpus, nodes=cluster.nodes))
     fleet = start_fleet(config, reservation, environment, gpus=cluster.gpus)
+    if config.vllm.enable_sleep:  # the models need the memory that the engines measure at their start
+        await fleet.wait_started()
+        await fleet.sleep()
     groups = start_learners(config, prepared, reservation, environment)
     rollout = start_rollout(config, prepared, fleet, environment)
     await asyncio.gather(rollout.start(), _wait_learners(groups))
@@ -60,11 +64,13 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
     await fleet.wait_started()
     log.info("all parts ready after %.0f s", time.perf_counter() - began)
     assert config.vllm.sync_tolerance is not None, "resolve() sets --vllm.sync_tolerance"
+    train = config.train
     push = WeightPush(
         fleet,
         bucket_mb=config.vllm.sync_bucket_mb,
         tolerance=config.vllm.sync_tolerance,
         vocab_size=prepared.vocab_size,
+        pause=Pause(clear_cache=train.partial_rollout_recompute_kv) if train.partial_rollout_enable else None,
     )
     learner = RayLearner(
         policy=groups["policy"][0],
@@ -74,7 +80,12 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
         push=push,
         tokenizer_path=_model_path(config.actor.model_name_or_path or ""),
         critic_export=config.critic.save_value_network,
+        take_turns=config.train.colocate_all and config.ds.enable_sleep,
     )
+    fleet.on_change = rollout.engines_changed
+    watch = EngineWatch(fleet, push, rollout, learner.groups, INTERVAL)
+    rollout.watch = watch
+    watch.start()
     return TrainerParts(
         rollout=rollout,
         learner=learner,
@@ -104,7 +115,8 @@ def start_fleet(
     actor = ray.remote(EngineActor)
 
     def spawn(number: int) -> Any:
-        env = dict(environment) | specs[number].environment() | _user_values(specs[number].environment())
+        own = specs[number].environment()
+        env = dict(environment) | own | _user_values(own) | reservation.environment("engine", number)
         return actor.options(
             **reservation.options("engine", number), max_concurrency=1000, runtime_env={"env_vars": env}
         ).remote()
@@ -129,6 +141,7 @@ def engine_specs(config: TrainPPOConfig, *, gpus: int) -> list[EngineSpec]:
             device="cuda" if gpus else "cpu",
             max_model_len=config.data.max_len,
             tensor_parallel_size=vllm.tensor_parallel_size,
+            executor="ray" if gpus and config.train.colocate_all and not config.train.async_enable else "mp",
             enforce_eager=vllm.enforce_eager,
             gpu_memory_utilization=vllm.gpu_memory_utilization,
             enable_prefix_caching=vllm.enable_prefix_caching,

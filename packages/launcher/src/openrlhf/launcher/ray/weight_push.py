@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from openrlhf.launcher.ray.calls import WorkerDiedError
@@ -30,15 +31,28 @@ ATTEMPTS = 3
 """A push that fails this often in a row ends the run."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pause:
+    """Engines pause for a push and their requests go on afterwards; clear_cache: with a new KV cache."""
+
+    clear_cache: bool
+
+
 class WeightPush:
     """Brings the policy's weights to every engine.
 
     tolerance: largest mean |log-prob difference| between trainer and engine after a push. vocab_size: of the
-    model, for the fixed sequences of the check. last_bytes: what the last push sent to every engine worker.
+    model, for the fixed sequences of the check. pause: how engines are made ready for a push; None: they are idle.
+    last_bytes: what the last push sent to every engine worker. lock: held while weights travel or change.
     """
 
-    def __init__(self, fleet: EngineFleet, *, bucket_mb: int, tolerance: float, vocab_size: int) -> None:
+    def __init__(
+        self, fleet: EngineFleet, *, bucket_mb: int, tolerance: float, vocab_size: int, pause: Pause | None = None
+    ) -> None:
         self._fleet = fleet
+        self._pause = pause
+        self.lock = asyncio.Lock()
+        self.version: int | None = None
         self._bucket_bytes = bucket_mb << 20
         self._tolerance = tolerance
         self._rows = check_sequences(vocab_size)
@@ -53,10 +67,32 @@ class WeightPush:
         Raises SyncError when the engines then compute something else than the trainer, WorkerDiedError when a learner
         rank is gone or the push failed ATTEMPTS times.
         """
+        async with self.lock:
+            return await self._push_and_check(policy, version, self._pause)
+
+    async def recover(self, policy: RankGroup) -> None:
+        """Start engines again that are gone and give all of them the weights of the policy. Nothing before any push.
+
+        Requests on the others pause meanwhile. Between two optimiser steps of one version the tokens that follow are
+        labelled with the version before, so their staleness is never understated.
+        """
+        async with self.lock:
+            if self.version is None or not await self._fleet.revive():
+                return
+            self._connected = False
+            await self._push_and_check(policy, self.version, Pause(clear_cache=False))
+
+    async def _push_and_check(self, policy: RankGroup, version: int, pause: Pause | None) -> dict[str, float]:
         began = time.perf_counter()
+        await self._fleet.wake_weights()
         for attempt in range(1, ATTEMPTS + 1):
             try:
+                if pause is not None:
+                    await self._fleet.pause(clear_cache=pause.clear_cache)
                 await self._push_once(policy, version)
+                await self._fleet.wake_cache()
+                if pause is not None:
+                    await self._fleet.resume()
                 break
             except Exception as error:
                 self._connected = False
@@ -65,9 +101,11 @@ class WeightPush:
                     raise
                 log.warning("weight push %d failed (%s): new group, everything again", version, error)
                 await self._fleet.revive()
+        self.version = version
         pushed = time.perf_counter()
         error = await self._check(policy)
         self._fleet.mark_fit()
+        await self._fleet.announce()
         return {
             "rollout/sync_error": error,
             "timing/broadcast": pushed - began,

@@ -1,0 +1,70 @@
+"""Looks after engines and learner ranks while a run lasts: restarts engines, ends the run when a rank is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from openrlhf.launcher.ray.calls import gather
+from openrlhf.launcher.ray.engine_fleet import EngineFleet
+from openrlhf.launcher.ray.learner_group import UPDATE_TIMEOUT, RankGroup
+from openrlhf.launcher.ray.rollout import RayRollout
+from openrlhf.launcher.ray.weight_push import WeightPush
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 5.0
+"""Seconds between two looks."""
+
+
+class EngineWatch:
+    """Two kinds of tasks: one over all engines, one per learner rank. What they can't mend ends the run by name."""
+
+    def __init__(
+        self, fleet: EngineFleet, push: WeightPush, rollout: RayRollout, groups: Sequence[RankGroup], interval: float
+    ) -> None:
+        """groups: all learner roles, the policy first."""
+        self._fleet, self._push, self._rollout = fleet, push, rollout
+        self._groups = groups
+        self._interval = interval
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Look from now on."""
+        self._tasks.append(asyncio.create_task(self._guarded(self._engines()), name="engine watch"))
+        for group in self._groups:
+            for actor, name in zip(group.actors, group.names, strict=True):
+                self._tasks.append(asyncio.create_task(self._guarded(self._rank(actor, name)), name=f"watch {name}"))
+
+    async def stop(self) -> None:
+        """Look no longer."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _guarded(self, watch: Coroutine[Any, Any, None]) -> None:
+        try:
+            await watch
+        except Exception as error:
+            self._rollout.fail(error)
+
+    async def _engines(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            await self.look()
+
+    async def look(self) -> None:
+        """Restart engines that are gone; let workers use engines again that they gave up but that are well."""
+        if await self._fleet.gone():
+            await self._push.recover(self._groups[0])
+        elif self._fleet.fit and (down := await self._rollout.engines_down()):
+            log.info("engines that agent workers gave up serve again: %s", down)
+            await self._rollout.engines_changed(self._fleet.engines)
+
+    async def _rank(self, actor: Any, name: str) -> None:
+        """A call waits in the rank's queue as long as it works, and fails at once when it dies."""
+        while True:
+            await gather([actor.node.remote()], what="learner watch", names=[name], timeout=UPDATE_TIMEOUT)
+            await asyncio.sleep(self._interval)

@@ -1,0 +1,91 @@
+"""Which actor goes onto which GPU, for every way of sharing them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.flags import build
+from openrlhf.launcher.ray.placement import SHARE, PlacementPlan, Seat, node_order, plan_placement
+
+GPU = {"GPU": 1.0, "CPU": 1.0}
+
+
+def plan(gpus: int = 8, nodes: int = 1, **flags: Any) -> PlacementPlan:
+    values = {
+        "actor.num_gpus_per_node": 2,
+        "ref.num_gpus_per_node": 2,
+        "critic.num_gpus_per_node": 2,
+        "reward.num_gpus_per_node": 2,
+        "vllm.num_engines": 2,
+        "reward.model_name_or_path": "R",
+        "algo.advantage.estimator": "gae",
+        "algo.kl.init_coef": 0.1,
+    }
+    config = build(TrainPPOConfig(), values | {name.replace("__", "."): value for name, value in flags.items()})
+    return plan_placement(config, gpus=gpus, nodes=nodes)
+
+
+def bundles(p: PlacementPlan) -> dict[str, int]:
+    return {pool.name: len(pool.bundles) for pool in p.pools}
+
+
+def test_every_role_has_gpus_of_its_own() -> None:
+    p = plan()
+    assert bundles(p) == {"policy": 2, "reference": 2, "critic": 2, "reward": 2, "engine": 2}
+    assert all(seat.num_gpus == 1 for seats in p.seats.values() for seat in seats)
+
+
+def test_own_engines_hold_all_gpus_of_their_workers() -> None:
+    p = plan(vllm__tensor_parallel_size=4)
+    assert p.pools[-1].bundles == ({"GPU": 4.0, "CPU": 4.0},) * 2
+    assert p.seats["engine"][1] == Seat(pool="engine", bundle=1, num_gpus=4.0)
+
+
+def test_colocate_all_puts_one_of_each_on_every_gpu() -> None:
+    p = plan(train__colocate_all=True)
+    name = "policy+reference+critic+reward+engine"
+    assert [(pool.name, pool.bundles) for pool in p.pools] == [(name, (GPU, GPU))]
+    for seats in p.seats.values():
+        assert seats == tuple(Seat(pool=name, bundle=i, num_gpus=SHARE) for i in range(2))
+    for bundle in range(2):
+        held = [seat for seats in p.seats.values() for seat in seats if seat.bundle == bundle]
+        assert sum(seat.num_gpus for seat in held) <= 1
+        assert sum(seat.num_cpus for seat in held) <= 1
+
+
+def test_wide_engines_get_neighbouring_bundles() -> None:
+    p = plan(
+        train__colocate_all=True,
+        vllm__tensor_parallel_size=2,
+        **{f"{role}.num_gpus_per_node": 4 for role in ("actor", "ref", "critic", "reward")},
+    )
+    seats = p.seats["engine"]
+    assert [seat.workers for seat in seats] == [(0, 1), (2, 3)]
+    assert [(seat.bundle, seat.num_gpus, seat.num_cpus) for seat in seats] == [(0, 0, 0), (2, 0, 0)]
+
+
+def test_asynchronous_engines_keep_their_own_gpus() -> None:
+    p = plan(train__colocate_all=True, train__async_enable=True)
+    assert bundles(p) == {"policy+reference+critic+reward": 2, "engine": 2}
+    assert p.seats["engine"][0].num_gpus == 1
+
+
+def test_pairs() -> None:
+    p = plan(train__colocate_actor_ref=True, train__colocate_critic_reward=True)
+    assert bundles(p) == {"policy+reference": 2, "critic+reward": 2, "engine": 2}
+    assert {p.seats[role][1] for role in ("policy", "reference")} == {
+        Seat(pool="policy+reference", bundle=1, num_gpus=SHARE)
+    }
+
+
+@pytest.mark.parametrize("flag", ["train.colocate_all", "train.colocate_actor_ref", "train.colocate_critic_reward"])
+def test_there_is_nothing_to_share_on_a_cpu(flag: str) -> None:
+    assert plan(gpus=0, **{flag: True}) == plan(gpus=0)
+    assert plan(gpus=0).pools == ()
+
+
+def test_neighbouring_bundles_lie_on_one_node() -> None:
+    assert node_order({0: "a", 1: "b", 2: "a", 3: "b"}) == [0, 2, 1, 3]

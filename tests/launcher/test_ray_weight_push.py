@@ -1,0 +1,229 @@
+"""A weight push over fake engines and ranks: the exact order of calls, dying engines, what agent workers hear of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from openrlhf.launcher.ray import engine_fleet, weight_push
+from openrlhf.launcher.ray.calls import WorkerDiedError
+from openrlhf.launcher.ray.engine_fleet import EngineFleet
+from openrlhf.launcher.ray.engine_watch import EngineWatch
+from openrlhf.launcher.ray.weight_push import Pause, WeightPush
+from openrlhf.rollout.engine_spec import EngineSpec
+
+
+class Method:
+    """`actor.method.remote(...)`: writes itself down and gives an awaitable."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def options(self, **_: Any) -> Method:
+        return self
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        async def answer() -> Any:
+            return self._call(*args, **kwargs)
+
+        return answer()
+
+
+class FakeEngine:
+    """dies: the method during which it is gone, once."""
+
+    def __init__(self, name: str, log: list[str], dies: str = "") -> None:
+        self.name, self.log, self.dies, self.dead = name, log, dies, False
+        self.start, self.score, self.call = Method(self._start), Method(self._score), Method(self._any)
+
+    def _start(self, spec: EngineSpec) -> None:
+        self.log.append(f"{self.name} start")
+
+    def _score(self, rows: Any) -> list[list[float]]:
+        self._note("score")
+        return [[0.0] * len(row) for row in rows]
+
+    def _any(self, method: str, *args: Any, **kwargs: Any) -> None:
+        tags = args[0] if method == "wake" else ()
+        self._note(" ".join(str(part) for part in (method, *tags, *kwargs.values())))
+
+    def _note(self, what: str) -> None:
+        self.dead |= what == self.dies
+        if self.dead:
+            raise WorkerDiedError(f"{self.name} died")
+        if what != "health":
+            self.log.append(f"{self.name} {what}")
+
+
+class FakePolicy:
+    """A `RankGroup` of one rank."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def call_actor(self, method: str, *args: Any) -> str:
+        return " ".join([method, *(str(a) for a in args if method == "push")])
+
+    def call(self, method: str, rows: Any) -> Any:
+        return method, rows
+
+    async def wait(self, refs: Any, what: str, timeout: float = 0) -> list[Any]:
+        if isinstance(refs, tuple):
+            return [[[0.0] * len(row) for row in refs[1]]]
+        if refs.startswith(("push", "open")):
+            self.log.append(refs)
+        return [SimpleNamespace(nbytes=10, for_engine=lambda offset: {"rank_offset": offset})]
+
+
+class World:
+    """Two engines; engine 0 of the first generation dies in `dies`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, dies: str = "", pause: Pause | None = None) -> None:
+        async def gather(refs: Any, *, what: str, names: Any, timeout: float) -> list[Any]:
+            return list(await asyncio.gather(*refs))
+
+        monkeypatch.setattr(engine_fleet, "gather", gather)
+        monkeypatch.setattr(engine_fleet.ray, "kill", lambda actor: self.log.append(f"{actor.name} killed"))
+        monkeypatch.setattr(weight_push, "OTHER_SIDE_TIMEOUT", 1)
+        self.log: list[str] = []
+        self.spawned: list[FakeEngine] = []
+
+        def spawn(number: int) -> FakeEngine:
+            first = len(self.spawned) == 0
+            self.spawned.append(FakeEngine(f"e{len(self.spawned)}", self.log, dies if first else ""))
+            return self.spawned[-1]
+
+        self.fleet = EngineFleet([EngineSpec(model="M", name=f"engine {i}") for i in range(2)], spawn)
+        self.policy: Any = FakePolicy(self.log)
+        self.push = WeightPush(self.fleet, bucket_mb=1, tolerance=1e-3, vocab_size=64, pause=pause)
+        self.announced: list[list[str]] = []
+        self.fleet.on_change = self.engines_changed
+        self.down: dict[str, str] = {}
+
+    async def engines_changed(self, engines: Any) -> None:
+        self.announced.append([actor.name for _, actor in engines])
+
+    async def engines_down(self) -> dict[str, str]:
+        return self.down
+
+    def watch(self) -> EngineWatch:
+        return EngineWatch(self.fleet, self.push, self, [self.policy], 1.0)  # type: ignore[arg-type]
+
+    async def started(self) -> World:
+        await self.fleet.wait_started()
+        self.log.clear()
+        return self
+
+
+def test_a_push_is_sent_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> list[str]:
+        world = await World(monkeypatch).started()
+        metrics = await world.push.push(world.policy, 3)
+        assert metrics["rollout/sync_error"] == 0
+        assert world.announced == []
+        return world.log
+
+    assert asyncio.run(main()) == [
+        "open_weight_group",
+        "e0 init_weight_transfer",
+        "e1 init_weight_transfer",
+        "push 3",
+        "e0 receive_weights",
+        "e1 receive_weights",
+        "e0 score",
+        "e1 score",
+    ]
+
+
+def test_hybrid_engines_wake_weights_first_and_the_cache_after_the_push(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> list[str]:
+        world = await World(monkeypatch).started()
+        await world.push.push(world.policy, 0)
+        await world.fleet.sleep()
+        world.log.clear()
+        await world.push.push(world.policy, 1)
+        await world.fleet.wake_weights()  # awake already
+        await world.fleet.wake_cache()
+        return [entry for entry in world.log if not entry.startswith("e1")]
+
+    assert asyncio.run(main()) == ["e0 wake weights", "push 1", "e0 receive_weights", "e0 wake kv_cache", "e0 score"]
+
+
+@pytest.mark.parametrize("clear_cache", [False, True])
+def test_partial_rollout_pauses_engines_around_the_push(monkeypatch: pytest.MonkeyPatch, clear_cache: bool) -> None:
+    async def main() -> list[str]:
+        world = await World(monkeypatch, pause=Pause(clear_cache=clear_cache)).started()
+        await world.push.push(world.policy, 0)
+        world.log.clear()
+        await world.push.push(world.policy, 1)
+        return [entry for entry in world.log if not entry.startswith("e1")]
+
+    pause = f"e0 pause {clear_cache}"
+    assert asyncio.run(main()) == [pause, "push 1", "e0 receive_weights", "e0 resume", "e0 score"]
+
+
+@pytest.mark.parametrize("dies", ["receive_weights", "init_weight_transfer"])
+def test_engine_that_dies_in_a_push_is_replaced_and_all_get_everything_again(
+    monkeypatch: pytest.MonkeyPatch, dies: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> World:
+        world = await World(monkeypatch, dies=dies).started()
+        await world.push.push(world.policy, 5)
+        return world
+
+    world = asyncio.run(main())
+    again = world.log[world.log.index("e2 start") :]
+    assert again[:2] == ["e2 start", "open_weight_group"]
+    assert {"e1 receive_weights", "e2 receive_weights", "e2 score"} <= set(again)
+    assert world.announced == [["e2", "e1"]]
+    assert world.fleet.fit
+    assert "engine 0 is gone (e0 died): starting it again" in caplog.text
+    assert "weight push 5 failed" in caplog.text
+
+
+def test_watch_replaces_a_dead_engine_with_the_weights_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> World:
+        world = await World(monkeypatch).started()
+        watch = world.watch()
+        await watch.look()
+        assert world.log == []
+        await world.push.push(world.policy, 7)
+        world.spawned[0].dead = True
+        world.log.clear()
+        await watch.look()
+        await watch.look()
+        return world
+
+    world = asyncio.run(main())
+    assert world.log[:2] == ["e0 killed", "e2 start"]
+    assert "push 7" in world.log
+    assert world.log.index("e1 pause False") < world.log.index("push 7")
+    assert world.log.index("push 7") < world.log.index("e1 resume")
+    assert world.announced == [["e2", "e1"]]
+
+
+def test_engines_that_workers_gave_up_serve_again_when_they_are_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> World:
+        world = await World(monkeypatch).started()
+        await world.push.push(world.policy, 7)
+        world.down = {"engine 1": "was silent"}
+        await world.watch().look()
+        return world
+
+    assert asyncio.run(main()).announced == [["e0", "e1"]]
+
+
+def test_engines_that_always_die_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        world = await World(monkeypatch).started()
+        monkeypatch.setattr(engine_fleet, "MAX_REPLACED", 2)
+        for _ in range(3):
+            world.fleet.actors[0].dead = True
+            await world.fleet.revive()
+
+    with pytest.raises(WorkerDiedError, match="3 engines were lost, the last one: e3 died"):
+        asyncio.run(main())
