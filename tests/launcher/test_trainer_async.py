@@ -18,8 +18,9 @@ def async_run(prompts: int, *, seed: int = 0, **flags: Any) -> FakeRun:
     """Random durations of groups and updates, reproducible."""
     rng = random.Random(seed)
     learner = FakeLearner(delay=lambda: rng.randint(0, 40))
-    defaults = {"train.async_enable": True}
-    return fake_run(prompts, delay=lambda item: rng.randint(0, 25), learner=learner, **(defaults | flags))
+    return fake_run(
+        prompts, delay=lambda item: rng.randint(0, 25), learner=learner, **{"train.async_enable": True}, **flags
+    )
 
 
 def handles(prompts: int, n: int = 2) -> list[str]:
