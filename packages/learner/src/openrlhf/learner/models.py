@@ -29,6 +29,8 @@ def load_module(spec: LearnerSpec, ds_config: dict[str, Any], device: torch.devi
     with _zero3_loading(spec, ds_config):
         if spec.role.is_language_model:
             model, head, head_name = _pretrained(_language_model_class(config), spec, config), None, ""
+            if spec.ds.use_liger_kernel:
+                apply_liger(model)
         else:
             head_name = getattr(config, "value_head_prefix", None) or spec.ds.value_head_prefix
             weights = head_weights(spec.model_path, head_name)
@@ -65,6 +67,26 @@ def _check_model(spec: LearnerSpec, config: Any) -> None:
         raise ValueError(f"--actor.freeze_visual_encoder: {spec.model_path!r} has no vision encoder, leave it out")
     if spec.ds.use_liger_kernel and not torch.cuda.is_available():
         raise ValueError("--ds.use_liger_kernel needs a GPU: leave it out")
+
+
+def apply_liger(model: Any) -> None:
+    """Replace the model's norms, rotary embedding and MLP by Liger's fused kernels (Hsu et al., 2024).
+
+    The head stays ours: log-probs come in chunks, without logits of the whole batch. Raises ValueError when the package
+    is missing or does not know the architecture.
+    """
+    try:
+        from liger_kernel.transformers import (  # pyright: ignore[reportMissingImports]
+            _apply_liger_kernel_to_instance,
+        )
+        from liger_kernel.transformers.monkey_patch import (  # pyright: ignore[reportMissingImports]
+            MODEL_TYPE_TO_APPLY_LIGER_FN,
+        )
+    except ImportError as error:
+        raise ValueError("--ds.use_liger_kernel needs a package: pip install liger-kernel") from error
+    if model.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise ValueError(f"--ds.use_liger_kernel does not know {model.config.model_type!r} models: leave it out")
+    _apply_liger_kernel_to_instance(model=model, fused_linear_cross_entropy=False, cross_entropy=False)
 
 
 def _language_model_class(config: Any) -> Any:
