@@ -141,7 +141,7 @@ def test_quick_launch_says_what_gpu_options_do_on_a_cpu() -> None:
     config, notes = resolve(quick_launch(), Machine(gpus=0))
     flags = ["enable_sleep", "vllm.enforce_eager", "vllm.enable_sleep", "gpu_memory_utilization", "sync_backend nccl"]
     assert all(any(flag in note for note in notes) for flag in flags)
-    assert len(notes) == len(set(notes)) == 5
+    assert len(notes) == len(set(notes)) == 6
     assert (config.vllm.sync_backend, config.vllm.enable_sleep, config.ds.enable_sleep) == ("gloo", False, False)
     assert (config.ds.param_dtype, config.vllm.dtype, config.ds.attn_implementation) == ("bf16", "bfloat16", "sdpa")
 

@@ -109,6 +109,9 @@ def _engine_device(c: P, m: Machine) -> Iterator[Change]:
     if c.vllm.gpu_memory_utilization != TrainPPOConfig().vllm.gpu_memory_utilization:
         note = "no GPU: --vllm.gpu_memory_utilization is replaced by the variable VLLM_CPU_KVCACHE_SPACE (GiB)"
         yield Change("vllm.gpu_memory_utilization", TrainPPOConfig().vllm.gpu_memory_utilization, note)
+    for name in ("colocate_all", "colocate_actor_ref", "colocate_critic_reward"):
+        if getattr(c.train, name):
+            yield Change(f"train.{name}", True, f"no GPU: --train.{name} changes nothing, all parts share the CPUs")
     for role in ("ref", "reward"):
         if getattr(c, role).offload:
             note = f"no GPU: --{role}.offload is off, the model is in host memory anyway"
