@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from openrlhf.launcher.commands import SERVE_RM, TRAIN_PPO_RAY, Command
 from openrlhf.launcher.help_text import help_text
-from openrlhf.launcher.machine import Machine, detect_machine
+from openrlhf.launcher.machine import Machine, detect_machine, running_ray
 from openrlhf.launcher.parsing import UsageError, parse, wants_help
 from openrlhf.launcher.resolve import resolve, resolve_serve_rm, resolve_supervised
 from openrlhf.launcher.rules import Violation, check_rules, check_serve_rules, check_supervised_rules, warnings_of
@@ -52,9 +53,9 @@ def run_command(command: Command, argv: Sequence[str] | None, start: Callable[[A
     if wants_help(argv):
         sys.stdout.write(help_text(command) + "\n")
         return 0
-    machine = detect_machine()
     try:
         parsed = parse(command, argv)
+        machine = _machine_of(command)
         config, notes = finish(command, parsed.config, machine)
     except UsageError as error:
         sys.stderr.write(usage_message(command, error) + "\n")
@@ -65,6 +66,15 @@ def run_command(command: Command, argv: Sequence[str] | None, start: Callable[[A
     for note in notes:
         sys.stderr.write(note + "\n")
     return start(config)
+
+
+def _machine_of(command: Command) -> Machine:
+    """What the run will use: the GPUs of the Ray that it joins, else those of this machine."""
+    if command is TRAIN_PPO_RAY and (os.environ.get("RAY_ADDRESS") or running_ray()):
+        from openrlhf.launcher.ray.cluster import running_machine  # takes seconds: only where there is a Ray
+
+        return running_machine() or detect_machine()
+    return detect_machine()
 
 
 def usage_message(command: Command, error: UsageError) -> str:

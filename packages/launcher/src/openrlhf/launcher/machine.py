@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,21 @@ def detect_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("/
             visible = environ.get(variable)
             return Machine(gpus=devices if visible is None else min(devices, _count(visible)), nodes=None)
     return Machine(gpus=0, nodes=None)
+
+
+def running_ray() -> str | None:
+    """The address of a Ray that `ray start` left running on this machine, if it answers.
+
+    Rays that other runs started for themselves are not found, on purpose: they write no address file in Ray's folder.
+    """
+    folder = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray"
+    try:
+        address = (folder / "ray_current_cluster").read_text().strip()
+        host, port = address.rsplit(":", 1)
+        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+    except (OSError, ValueError):
+        return None
+    return address
 
 
 def _nvidia(root: Path) -> int:

@@ -10,7 +10,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from pathlib import Path
 import ray
 
 from openrlhf.launcher import signals
+from openrlhf.launcher.machine import Machine, running_ray
 
 log = logging.getLogger(__name__)
 
@@ -112,35 +112,39 @@ def connect() -> Cluster:
     signals.install()
     try:
         cluster.nodes = sum(1 for node in ray.nodes() if node["Alive"])
-        cluster.gpus = _count_real_gpus()
+        cluster.gpus = sum(_real_gpus_by_node().values())
     except BaseException:
         cluster.close()
         raise
     return cluster
 
 
+def running_machine() -> Machine | None:
+    """The hardware of the Ray that this run would join; None where it would start its own or cannot reach that Ray.
+
+    The machine of the driver says nothing about it: a head node often has no GPU.
+    """
+    address = os.environ.get("RAY_ADDRESS") or running_ray()
+    if address is None:
+        return None
+    try:
+        ray.init(address=address, logging_level=logging.WARNING, log_to_driver=False)
+    except ConnectionError:
+        return None
+    try:
+        per_node = _real_gpus_by_node()
+        return Machine(gpus=max(per_node.values(), default=0), nodes=max(len(per_node), 1) if per_node else 1)
+    finally:
+        ray.shutdown()
+
+
 def _join(run_id: str) -> Cluster | None:
-    address = os.environ.get("RAY_ADDRESS") or running_address()
+    address = os.environ.get("RAY_ADDRESS") or running_ray()
     if address is None:
         return None
     ray.init(address=address, logging_level=logging.WARNING, log_to_driver=True)
     log.info("Joined the Ray at %s", address)
     return Cluster(started=False, run_id=run_id)
-
-
-def running_address() -> str | None:
-    """The address of a Ray that `ray start` left running on this machine, if it answers.
-
-    Rays that other runs started for themselves are not found, on purpose: they write no address file in Ray's folder.
-    """
-    folder = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray"
-    try:
-        address = (folder / "ray_current_cluster").read_text().strip()
-        host, port = address.rsplit(":", 1)
-        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
-    except (OSError, ValueError):
-        return None
-    return address
 
 
 def _start(run_id: str) -> Cluster:
@@ -216,8 +220,8 @@ def _probe_gpus() -> int:
     )
 
 
-def _count_real_gpus() -> int:
-    """Sum over the nodes that claim GPUs; `ray start --num-gpus 8` on a machine without one counts 0."""
+def _real_gpus_by_node() -> dict[str, int]:
+    """Node id -> GPUs it has and offers, for nodes with any; `ray start --num-gpus 8` alone makes none."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     claims = {n["NodeID"]: int(n["Resources"].get("GPU", 0)) for n in ray.nodes() if n["Alive"]}
@@ -227,7 +231,8 @@ def _count_real_gpus() -> int:
         if claim > 0
     }
     found = dict(zip(probes, ray.get(list(probes.values()), timeout=60), strict=True))
-    return sum(min(claims[node], count) for node, count in found.items())
+    real = {node: min(claims[node], count) for node, count in found.items()}
+    return {node: count for node, count in real.items() if count}
 
 
 def sweep(run_id: str, *, grace: float = 5.0) -> list[int]:
