@@ -82,7 +82,9 @@ class FakePolicy:
 class World:
     """Two engines; engine 0 of the first generation dies in `dies`."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, dies: str = "", pause: Pause | None = None) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, dies: str = "", pause: Pause | None = None, backend: Any = "gloo"
+    ) -> None:
         async def gather(refs: Any, *, what: str, names: Any, timeout: float) -> list[Any]:
             return list(await asyncio.gather(*refs))
 
@@ -97,7 +99,8 @@ class World:
             self.spawned.append(FakeEngine(f"e{len(self.spawned)}", self.log, dies if first else ""))
             return self.spawned[-1]
 
-        self.fleet = EngineFleet([EngineSpec(model="M", name=f"engine {i}") for i in range(2)], spawn)
+        specs = [EngineSpec(model="M", name=f"engine {i}", sync_backend=backend) for i in range(2)]
+        self.fleet = EngineFleet(specs, spawn)
         self.policy: Any = FakePolicy(self.log)
         self.push = WeightPush(self.fleet, bucket_mb=1, tolerance=1e-3, vocab_size=64, pause=pause)
         self.announced: list[list[str]] = []
@@ -137,6 +140,15 @@ def test_a_push_is_sent_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         "e0 score",
         "e1 score",
     ]
+
+
+def test_cuda_ipc_engines_are_handed_the_buffers_between_start_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> list[str]:
+        world = await World(monkeypatch, backend="ipc").started()
+        await world.push.push(world.policy, 3)
+        return [entry for entry in world.log if not entry.startswith("e1")]
+
+    assert asyncio.run(main())[2:] == ["e0 start_weight_update", "push 3", "e0 finish_weight_update", "e0 score"]
 
 
 def test_hybrid_engines_wake_weights_first_and_the_cache_after_the_push(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from openrlhf.launcher.trainer.rank_config import RankConfig
     from openrlhf.learner.spec import LearnerSpec
-    from openrlhf.rollout.weights.sender import WeightSender
     from openrlhf.rollout.weights.wire import BucketPlan
 
 
@@ -39,6 +40,43 @@ class RankAddress:
             "MASTER_ADDR": self.master_address,
             "MASTER_PORT": str(self.master_port),
         }
+
+
+class Sender(Protocol):
+    """The trainer's end of a weight transfer."""
+
+    def open(self, world_size: int, generation: int) -> Any: ...
+
+    def connect(self) -> None: ...
+
+    def send(self, stream: Iterable[list[tuple[str, Tensor]]], plan: BucketPlan, version: int) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """How weights travel: --vllm.sync_backend, --vllm.sync_bucket_mb in bytes, and the engines for CUDA IPC."""
+
+    backend: str
+    bucket_bytes: int
+    engines: Sequence[Any] = ()
+
+    def sender(self, rank: int) -> Sender:
+        """The end of this rank. nccl and ipc import vLLM and need CUDA."""
+        if self.backend == "gloo":
+            from openrlhf.rollout.weights.sender import WeightSender
+
+            return WeightSender(master_address=ray.util.get_node_ip_address())
+        from openrlhf.rollout.weights.cuda_sender import IpcSender, NcclSender
+
+        if self.backend == "nccl":
+            return NcclSender(master_address=ray.util.get_node_ip_address(), bucket_bytes=self.bucket_bytes)
+        return IpcSender(rank=rank, bucket_bytes=self.bucket_bytes, deliver=self._deliver)
+
+    def _deliver(self, message: dict[str, Any]) -> None:
+        ray.get([engine.call.remote("update_weights", message) for engine in self.engines], timeout=DELIVER_TIMEOUT)
+
+
+DELIVER_TIMEOUT = 600.0
 
 
 def free_port() -> int:
@@ -71,19 +109,19 @@ class LearnerActor:
         from openrlhf.learner.learner import Learner
 
         self.rank = address.rank
-        self.sender: WeightSender | None = None
+        self.sender: Sender | None = None
         self.plan: BucketPlan | None = None
         self.bucket_bytes = 0
         self.trainer = RankTrainer(Learner(spec), config, resolve=lambda handles: ray.get(list(handles), timeout=300))
 
-    def open_weight_group(self, world_size: int, generation: int) -> Any:
-        """Rank 0: the meeting point of a new weight group."""
-        if self.rank != 0:
+    def open_weight_group(self, world_size: int, generation: int, transfer: Transfer) -> Any:
+        """The meeting point of a new weight group. Rank 0 sends; with CUDA IPC every rank does, to its own device."""
+        if transfer.backend == "ipc":
+            self.sender = transfer.sender(self.rank)
+        elif self.rank != 0:
             return None
-        from openrlhf.rollout.weights.sender import WeightSender
-
-        if self.sender is None:
-            self.sender = WeightSender(master_address=ray.util.get_node_ip_address())
+        elif self.sender is None:
+            self.sender = transfer.sender(self.rank)
         return self.sender.open(world_size, generation)
 
     def connect_weight_group(self) -> None:
@@ -101,16 +139,16 @@ class LearnerActor:
         self.plan = plan_buckets(specs, bucket_bytes)
         return self.plan
 
-    def push(self, version: int) -> Any:
-        """All ranks: stream the weights; rank 0 sends them."""
+    def push(self, version: int) -> None:
+        """All ranks: stream the weights; those with a sender send them."""
         from openrlhf.rollout.weights.sender import drain
 
         assert self.plan is not None, "plan_push() comes before push()"
         stream = self.trainer.learner.named_parameter_buckets(self.bucket_bytes)
         if self.sender is None:
             drain(stream)
-            return None
-        return self.sender.send(stream, self.plan, version)
+        else:
+            self.sender.send(stream, self.plan, version)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """A method of this rank's trainer."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from openrlhf.launcher.ray.calls import WorkerDiedError
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
+from openrlhf.launcher.ray.learner_actor import Transfer
 from openrlhf.rollout.sync_check import SyncError, check_sequences, compare
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class WeightPush:
     ) -> None:
         self._fleet = fleet
         self._pause = pause
+        self._backend = fleet.specs[0].sync_backend
         self.lock = asyncio.Lock()
         self.version: int | None = None
         self._bucket_bytes = bucket_mb << 20
@@ -120,17 +122,23 @@ class WeightPush:
             refs = policy.call_actor("plan_push", self._bucket_bytes)
             self._plan = (await policy.wait(refs, "weight push plan", PUSH_TIMEOUT))[0]
         assert self._plan is not None
+        if self._backend == "ipc":  # the trainer hands the buffers over itself
+            await self._fleet.on_each("weight push start", "start_weight_update")
         sending = policy.wait(policy.call_actor("push", version), f"weight push {version}", PUSH_TIMEOUT)
-        receiving = self._fleet.receive_weights(self._plan, version, timeout=PUSH_TIMEOUT)
-        reports, _ = await _both(sending, receiving)
-        self.last_bytes = reports[0].nbytes
+        if self._backend == "ipc":
+            await sending
+            await self._fleet.on_each("weight push end", "finish_weight_update", version)
+        else:
+            await _both(sending, self._fleet.receive_weights(self._plan, version, timeout=PUSH_TIMEOUT))
+        self.last_bytes = self._plan.nbytes
 
     async def _connect(self, policy: RankGroup) -> None:
         self._generation += 1
         world_size = 1 + self._fleet.num_workers
-        opened = await policy.wait(
-            policy.call_actor("open_weight_group", world_size, self._generation), "weight group", CONNECT_TIMEOUT
-        )
+        engines = self._fleet.actors if self._backend == "ipc" else ()
+        transfer = Transfer(backend=self._backend, bucket_bytes=self._bucket_bytes, engines=tuple(engines))
+        refs = policy.call_actor("open_weight_group", world_size, self._generation, transfer)
+        opened = await policy.wait(refs, "weight group", CONNECT_TIMEOUT)
         connecting = policy.wait(policy.call_actor("connect_weight_group"), "weight group", CONNECT_TIMEOUT)
         await _both(connecting, self._fleet.join_weight_group(opened[0], timeout=CONNECT_TIMEOUT))
         self._connected = True

@@ -1,0 +1,83 @@
+"""The rollout over fake agent workers: dead workers are replaced, a dead learner rank ends the run by name."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from openrlhf.agents.types import PromptItem
+from openrlhf.launcher.ray import engine_watch, rollout
+from openrlhf.launcher.ray.calls import WorkerDiedError
+from openrlhf.launcher.ray.engine_watch import EngineWatch
+from openrlhf.launcher.ray.rollout import RayRollout
+from support.trainer_fakes import GOOD
+
+ITEM = PromptItem(group_id="e0-p0", prompt="p", position=0, episode=0)
+
+
+class Worker:
+    """An agent worker. outcome: its samples, an error, or None: no answer."""
+
+    def __init__(self, outcome: Any) -> None:
+        self.outcome = outcome
+        self.run_group = self
+
+    def options(self, **_: Any) -> Worker:
+        return self
+
+    def remote(self, item: PromptItem, evaluation: Any) -> Any:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        if isinstance(self.outcome, Exception):
+            future.set_exception(self.outcome)
+        elif self.outcome is not None:
+            future.set_result(self.outcome)
+        return SimpleNamespace(future=lambda: future), "handle"
+
+
+def make(outcomes: list[Any], monkeypatch: pytest.MonkeyPatch, timeout: float = 30) -> RayRollout:
+    monkeypatch.setattr(rollout.ray, "kill", lambda actor: None)
+    workers = iter(map(Worker, outcomes))
+    fleet: Any = None
+    return RayRollout(lambda number: next(workers), fleet, workers=1, group_timeout=timeout, decode=str)
+
+
+def test_a_group_of_a_dead_worker_is_rolled_out_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> Any:
+        return await make([ActorDiedError(), [GOOD]], monkeypatch).run_group(ITEM)
+
+    group = asyncio.run(main())
+    assert (group.samples, group.handle) == ([GOOD], "handle")
+
+
+def test_a_silent_worker_is_replaced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> Any:
+        return await make([None, [GOOD]], monkeypatch, timeout=0.01).run_group(ITEM)
+
+    assert asyncio.run(main()).samples == [GOOD]
+    assert "agent worker 0 is gone (no answer within 0 s)" in caplog.text
+
+
+def test_a_dead_learner_rank_ends_groups_that_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def gather(refs: Any, *, what: str, names: Any, timeout: float) -> Any:
+        raise WorkerDiedError(f"{what}: {names[0]} died")
+
+    async def main() -> None:
+        monkeypatch.setattr(engine_watch, "gather", gather)
+        parts = make([None], monkeypatch)
+        rank = SimpleNamespace(node=SimpleNamespace(remote=lambda: None))
+        group: Any = SimpleNamespace(actors=[rank], names=["policy rank 0"])
+        none: Any = None
+        watch = EngineWatch(none, none, parts, [group], 100.0)
+        watch.start()
+        try:
+            await asyncio.wait_for(parts.run_group(ITEM), 5)
+        finally:
+            await watch.stop()
+
+    with pytest.raises(WorkerDiedError, match="learner watch: policy rank 0 died"):
+        asyncio.run(main())
