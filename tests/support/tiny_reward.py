@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 
-def train_reward_model(base: Path, out: Path, *, render, steps: int = 150, seed: int = 0) -> float:
+def train_reward_model(base: Path, out: Path, *, render, steps: int = 300, seed: int = 0) -> float:
     """Train a scalar head on `base` and save it; returns the accuracy on the last 10 batches of pairs.
 
     render: digits -> the prompt text.
