@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from openrlhf.agents.types import PromptItem
-from openrlhf.launcher.ray import engine_watch, rollout
+from openrlhf.launcher.ray import engine_watch
 from openrlhf.launcher.ray.calls import WorkerDiedError
 from openrlhf.launcher.ray.engine_watch import EngineWatch
 from openrlhf.launcher.ray.rollout import RayRollout
@@ -40,7 +40,7 @@ class Worker:
 
 
 def make(outcomes: list[Any], monkeypatch: pytest.MonkeyPatch, timeout: float = 30) -> RayRollout:
-    monkeypatch.setattr(rollout.ray, "kill", lambda actor: None)
+    monkeypatch.setattr("ray.kill", lambda actor: None)
     workers = iter(map(Worker, outcomes))
     fleet: Any = None
     return RayRollout(lambda number: next(workers), fleet, workers=1, group_timeout=timeout, decode=str)

@@ -89,7 +89,7 @@ class World:
             return list(await asyncio.gather(*refs))
 
         monkeypatch.setattr(engine_fleet, "gather", gather)
-        monkeypatch.setattr(engine_fleet.ray, "kill", lambda actor: self.log.append(f"{actor.name} killed"))
+        monkeypatch.setattr("ray.kill", lambda actor: self.log.append(f"{actor.name} killed"))
         monkeypatch.setattr(weight_push, "OTHER_SIDE_TIMEOUT", 1)
         self.log: list[str] = []
         self.spawned: list[FakeEngine] = []
