@@ -9,6 +9,12 @@ from difflib import get_close_matches
 
 SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("openrlhf.launcher.plan.command", "what a training command would do: placement, batches, memory"),
+    "slurm": ("openrlhf.launcher.slurm.submit", "submit a training run to a Slurm cluster, or run in an allocation"),
+    "local": ("openrlhf.launcher.local", "the same run on this machine or on a Ray that is already there"),
+    "sweep": ("openrlhf.launcher.slurm.sweep", "a Slurm job array over values of flags"),
+    "status": ("openrlhf.launcher.slurm.status", "states of Slurm jobs"),
+    "logs": ("openrlhf.launcher.slurm.logs", "the log of a Slurm job"),
+    "doctor": ("openrlhf.launcher.doctor.command", "what is wrong with this machine, and the fix"),
 }
 """Name -> (module with `main(argv) -> int`, one line of help)."""
 

@@ -1,0 +1,1 @@
+"""Runs on Slurm allocations: submission, the process on each node, states and logs of jobs."""

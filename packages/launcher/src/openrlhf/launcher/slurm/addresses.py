@@ -1,0 +1,57 @@
+"""Which address of a node others reach it at, and how it is written in a URL."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+
+
+def pick_address(candidates: Iterable[str], *, nodes: int, host: str) -> str:
+    """The first IPv4 address, else the first IPv6 address, that other nodes can use.
+
+    Loopback serves a run on one node only; link-local addresses serve nobody. Raises ValueError with what was found.
+    """
+    found = list(candidates)
+    parsed = [ipaddress.ip_address(text.split("%")[0]) for text in found]
+    usable = [a for a in parsed if not a.is_link_local and not a.is_unspecified]
+    remote = [a for a in usable if not a.is_loopback]
+    for choice in (remote, usable if nodes == 1 else []):
+        for address in sorted(choice, key=lambda a: a.version):
+            return str(address)
+    raise ValueError(
+        f"{host!r} has no address that other nodes can reach (found: {', '.join(found) or 'none'}): "
+        "give it one in DNS or /etc/hosts"
+    )
+
+
+def own_address(host: str, *, nodes: int) -> str:
+    """The address of this machine, known to Slurm as `host`: by its name, else by its default route."""
+    found = resolve(host)
+    if not any(not ipaddress.ip_address(a.split("%")[0]).is_loopback for a in found):
+        found = [*_routed(), *found]
+    return pick_address(found, nodes=nodes, host=host)
+
+
+def resolve(host: str) -> list[str]:
+    """All addresses of a name, in the resolver's order; empty when it has none."""
+    try:
+        rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        return []
+    return list(dict.fromkeys(str(row[4][0]) for row in rows))
+
+
+def _routed() -> list[str]:
+    """The source address that the kernel would use for a packet to elsewhere. Sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return []
+        return [str(probe.getsockname()[0])]
+
+
+def join_port(address: str, port: int) -> str:
+    """`10.0.0.5:6379`, `[2001:db8::1]:6379`."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

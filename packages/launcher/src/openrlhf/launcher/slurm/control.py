@@ -1,0 +1,187 @@
+"""The line between the head and the other nodes of a run: who is there, where Ray is, when it ends.
+
+One TCP connection per worker node, open as long as the node takes part, so that each side sees at once when the other
+is gone. Both sides prove that they know the job's token (HMAC over fresh nonces) before anything else is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+GREETING_TIMEOUT = 5.0
+"""Seconds for one answer while two sides get to know each other."""
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+"""A machine that lost its power or network is noticed after 25 seconds."""
+
+
+class RefusedError(Exception):
+    """The other side is not of this job."""
+
+
+class Line:
+    """One connection: JSON objects, a line each. `peer` names the other side."""
+
+    def __init__(self, connection: socket.socket, peer: str = "") -> None:
+        self._socket = connection
+        self._buffer = b""
+        self.peer = peer
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def send(self, **message: Any) -> None:
+        """Raises OSError when the other side is gone."""
+        self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self, timeout: float) -> dict[str, Any] | None:
+        """The next message; None if none came in time. Raises ConnectionError when the other side is gone."""
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._buffer:
+            self._socket.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                data = self._socket.recv(65536)
+            except TimeoutError:
+                return None
+            if not data:
+                raise ConnectionError(f"{self.peer or 'the other side'} closed the connection")
+            self._buffer += data
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Close the connection; the other side sees it."""
+        self._socket.close()
+
+    @property
+    def socket(self) -> socket.socket:
+        return self._socket
+
+
+class Head:
+    """The head's side: accepts the job's other nodes and remembers who left."""
+
+    def __init__(self, port: int, token: str, nodes: Sequence[str]) -> None:
+        self._token, self._nodes = token, tuple(nodes)
+        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+        dual = family == socket.AF_INET6
+        self._server = socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=len(nodes) + 8)
+        self._server.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self.lines: dict[int, Line] = {}
+        self.lost: dict[str, str] = {}
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the nodes that have not come yet."""
+        return [name for i, name in enumerate(self._nodes) if i and i not in self.lines]
+
+    def poll(self, timeout: float, welcome: Callable[[], dict[str, Any]]) -> None:
+        """Wait up to `timeout` seconds for something to happen; greet newcomers with `welcome()`."""
+        for key, _ in self._selector.select(timeout):
+            if key.fileobj is self._server:
+                self._accept(welcome())
+            else:
+                self._read(key.data)
+
+    def end(self) -> None:
+        """Tell all nodes that the run is over, and close."""
+        for line in self.lines.values():
+            with contextlib.suppress(OSError):  # it left before
+                line.send(end=True)
+            line.close()
+        self._selector.close()
+        self._server.close()
+
+    def _accept(self, welcome: dict[str, Any]) -> None:
+        connection, _ = self._server.accept()
+        line = Line(connection)
+        try:
+            index = self._greet(line)
+            line.send(**welcome)
+        except (RefusedError, OSError, ValueError, KeyError, TypeError):
+            line.close()
+            return
+        line.peer = self._nodes[index]
+        self.lines[index] = line
+        self._selector.register(line.socket, selectors.EVENT_READ, index)
+
+    def _greet(self, line: Line) -> int:
+        nonce = secrets.token_hex(16)
+        line.send(nonce=nonce)
+        answer = line.receive(GREETING_TIMEOUT)
+        if answer is None or not hmac.compare_digest(str(answer["proof"]), proof(self._token, "worker", nonce)):
+            raise RefusedError
+        index = int(answer["index"])
+        if not 0 < index < len(self._nodes) or index in self.lines:
+            raise RefusedError
+        line.send(proof=proof(self._token, "head", str(answer["nonce"])))
+        return index
+
+    def _read(self, index: int) -> None:
+        line = self.lines[index]
+        try:
+            message = line.receive(GREETING_TIMEOUT)
+        except OSError as error:
+            self.lost.setdefault(line.peer, str(error))
+        else:
+            if message is None:
+                return
+            self.lost.setdefault(line.peer, str(message.get("failed", message)))
+        self._selector.unregister(line.socket)
+
+
+def proof(token: str, side: str, nonce: str) -> str:
+    """What only a holder of the token can answer to `nonce`."""
+    return hmac.new(token.encode(), f"{side}:{nonce}".encode(), hashlib.sha256).hexdigest()
+
+
+def find_head(
+    addresses: Callable[[], Sequence[str]], ports: Sequence[int], token: str, index: int, seconds: float
+) -> tuple[Line, dict[str, Any]]:
+    """Try every address and port until the head of this job answers. Returns the line and the head's welcome.
+
+    Raises TimeoutError after `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    tried: list[str] = []
+    while time.monotonic() < deadline:
+        tried = list(addresses())
+        for address in tried:
+            for port in ports:
+                try:
+                    return _call(address, port, token, index)
+                except (RefusedError, OSError, ValueError, KeyError):
+                    continue
+        time.sleep(0.3)
+    places = ", ".join(tried) or "no address"
+    raise TimeoutError(f"the head did not answer within {seconds:.0f} s (at {places}, ports {list(ports)})")
+
+
+def _call(address: str, port: int, token: str, index: int) -> tuple[Line, dict[str, Any]]:
+    line = Line(socket.create_connection((address, port), timeout=2), "the head")
+    try:
+        challenge = line.receive(GREETING_TIMEOUT)
+        if challenge is None:
+            raise RefusedError
+        nonce = secrets.token_hex(16)
+        line.send(index=index, nonce=nonce, proof=proof(token, "worker", str(challenge["nonce"])))
+        answer = line.receive(GREETING_TIMEOUT)
+        if answer is None or not hmac.compare_digest(str(answer["proof"]), proof(token, "head", nonce)):
+            raise RefusedError
+        welcome = line.receive(GREETING_TIMEOUT)
+        if welcome is None:
+            raise RefusedError
+    except BaseException:
+        line.close()
+        raise
+    return line, welcome

@@ -1,0 +1,58 @@
+"""`openrlhf-launch slurm --in-allocation`: the run inside a job that someone else's batch script asked for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from types import FrameType
+
+from openrlhf.launcher.slurm.names import expand_nodes
+from openrlhf.launcher.slurm.node import TOKEN, to_json
+from openrlhf.launcher.slurm.options import OptionError
+from openrlhf.launcher.slurm.requeue import REQUEUE_EXIT
+from openrlhf.launcher.slurm.runner import NodeSpec
+from openrlhf.launcher.slurm.script import srun_arguments
+
+REQUEUE_SECONDS = 120
+"""Slurm ends this process within that time once the job is requeued."""
+
+
+def run_in_allocation(options: argparse.Namespace, spec: NodeSpec) -> int:
+    """Start the node runners, hand signals on to them, requeue the job if they ask for it. Returns the exit status."""
+    command = step_command(options, spec, os.environ)
+    step = subprocess.Popen(command, env=os.environ | {TOKEN: secrets.token_hex(32), "SLURM_EXPORT_ENV": "ALL"})
+
+    def hand_on(signum: int, frame: FrameType | None) -> None:
+        del frame
+        step.send_signal(signum)
+
+    for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, hand_on)
+    code = step.wait()
+    if code == REQUEUE_EXIT:
+        job = os.environ["SLURM_JOB_ID"]
+        sys.stderr.write(f"requeue of job {job}\n")
+        if subprocess.run(["scontrol", "requeue", job], check=False, timeout=60).returncode == 0:
+            time.sleep(REQUEUE_SECONDS)
+    return code if code >= 0 else 128 - code
+
+
+def step_command(options: argparse.Namespace, spec: NodeSpec, environ: Mapping[str, str]) -> list[str]:
+    """`srun` with one node runner per node of the job."""
+    if "SLURM_JOB_ID" not in environ:
+        raise OptionError("--in-allocation: this is no Slurm job; leave the option out to submit one")
+    if shutil.which("srun") is None:
+        raise OptionError("--in-allocation: there is no 'srun' here; call this outside of the container")
+    here = argparse.Namespace(**vars(options))
+    here.nodes = len(expand_nodes(environ["SLURM_JOB_NODELIST"]))
+    cpus = environ.get("SLURM_CPUS_PER_TASK")
+    here.cpus_per_task = options.cpus_per_task or (int(cpus) if cpus else None)
+    words = ["srun", "--overlap", "--ntasks-per-node=1", *srun_arguments(here)]
+    return [*words, spec.command[0], "-m", "openrlhf.launcher.slurm.node", to_json(spec)]

@@ -1,0 +1,49 @@
+"""`python -m openrlhf.launcher.slurm.node JSON`: the node runner, for a step that `srun` starts once per node."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+
+from openrlhf.launcher.slurm.allocation import read_allocation
+from openrlhf.launcher.slurm.ray_node import default_gpus
+from openrlhf.launcher.slurm.runner import START_EXIT, NodeRunner, NodeSpec
+
+TOKEN = "OPENRLHF_JOB_TOKEN"
+"""The job's secret. Made by the batch script for each life; never on a command line."""
+
+
+def to_json(spec: NodeSpec) -> str:
+    """A spec as one word of a command line."""
+    return json.dumps(asdict(spec))
+
+
+def from_json(text: str) -> NodeSpec:
+    """The spec that `to_json` wrote."""
+    values = json.loads(text)
+    return NodeSpec(**values | {name: tuple(values[name]) for name in ("command", "resume")})
+
+
+def make_runner(spec: NodeSpec) -> NodeRunner:
+    """The runner of this process. Raises ValueError outside of a job."""
+    if not os.environ.get(TOKEN):
+        raise ValueError(f"{TOKEN} is not set: start runs with `openrlhf-launch slurm`, which makes the secret")
+    allocation = read_allocation(os.environ, detected_gpus=default_gpus())
+    return NodeRunner(spec, allocation, os.environ[TOKEN])
+
+
+def main(argv: list[str]) -> int:
+    """Run this node's part; returns its exit status."""
+    try:
+        runner = make_runner(from_json(argv[0]))
+    except ValueError as error:
+        sys.stderr.write(f"openrlhf-launch: {error}\n")
+        return START_EXIT
+    runner.signals.install()
+    return runner.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,120 @@
+"""Options of `openrlhf-launch slurm` and `sweep`: the command line, on top of a site's defaults in a TOML file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from openrlhf.launcher.slurm.names import minutes
+from openrlhf.launcher.slurm.ports import BASE
+
+SITE_VARIABLE = "OPENRLHF_SLURM_CONFIG"
+SITE_FILE = "~/.config/openrlhf/slurm.toml"
+RUNTIMES = ("pyxis", "apptainer", "none")
+
+# Options that go to sbatch as they are: name -> help.
+PASSED_ON = {
+    "partition": "partition(s) to run in",
+    "account": "account to charge",
+    "qos": "quality of service",
+    "reservation": "reservation to use",
+    "constraint": "features the nodes must have",
+    "nodelist": "nodes to use",
+    "exclude": "nodes not to use",
+    "dependency": "jobs to wait for, as afterok:123 or singleton",
+    "mail-type": "events to send mail about, as END,FAIL",
+    "mail-user": "address of that mail",
+    "comment": "free text kept with the job",
+    "gres": "generic resources per node, as gpu:h100:8",
+    "gpus-per-node": "GPUs per node, as 8 or h100:8",
+    "mem": "memory per node, as 200G; 0 is all of it",
+}
+REPEATED = {
+    "setup": "a shell line run before the launcher, as 'module load cuda'",
+    "env": "a variable of the run, as NAME=VALUE",
+    "sbatch-arg": "a further option of sbatch, as --sbatch-arg=--licenses=a:1",
+    "srun-arg": "a further option of srun, as --srun-arg=--mpi=none",
+    "container-mount": "a mount of the container, SOURCE:TARGET[:FLAGS]",
+}
+
+
+class OptionError(ValueError):
+    """A mistake in the options of a subcommand; the message is for the user."""
+
+
+def add_slurm_options(parser: argparse.ArgumentParser) -> None:
+    """Everything that describes a job."""
+    parser.add_argument("--site", metavar="FILE", help=f"site defaults (default: ${SITE_VARIABLE}, then {SITE_FILE})")
+    parser.add_argument("--job-name", default="openrlhf", help="name of the job")
+    parser.add_argument("--nodes", type=int, default=1, help="number of nodes")
+    parser.add_argument("--cpus-per-task", type=int, help="CPUs per node (one task runs on each)")
+    parser.add_argument("--time", default="60", help="time limit: minutes, H:M:S or D-H:M:S")
+    parser.add_argument("--exclusive", action="store_true", help="share the nodes with no other job")
+    parser.add_argument("--signal-delay", type=int, default=300, metavar="S", help="warn so long before the end")
+    parser.add_argument("--max-restarts", type=int, default=3, help="requeues of one job; 0 turns them off")
+    parser.add_argument("--container-image", help="image to run in")
+    parser.add_argument("--container-runtime", choices=RUNTIMES, help="default: pyxis where an image is given")
+    parser.add_argument("--python", help="interpreter on the nodes (default: this one; in a container: python3)")
+    parser.add_argument("--log-dir", default="slurm_logs", help="folder of the jobs' logs, on a shared disk")
+    parser.add_argument("--temp-dir", default="", help="parent of Ray's folder on each node, 40 characters at most")
+    parser.add_argument("--port-base", type=int, default=BASE, help="lowest port that jobs use")
+    parser.add_argument("--start-timeout", type=float, default=600.0, metavar="S", help="for all nodes to be there")
+    for name, text in PASSED_ON.items():
+        parser.add_argument(f"--{name}", help=text)
+    for name, text in REPEATED.items():
+        parser.add_argument(f"--{name}", action="append", default=[], metavar="X", help=f"{text} (may be repeated)")
+
+
+def read_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse `argv` over the site's defaults and check the result. Raises OptionError."""
+    site, _ = parser.parse_known_args(argv)
+    parser.set_defaults(**site_defaults(parser, site.site))
+    options = parser.parse_args(argv)
+    check(options)
+    return options
+
+
+def site_defaults(parser: argparse.ArgumentParser, given: str | None) -> dict[str, object]:
+    """The values of the site's file, keyed like the options with `_`; none where there is no file."""
+    path = Path(given or os.environ.get(SITE_VARIABLE) or SITE_FILE).expanduser()
+    if not path.is_file():
+        if given or os.environ.get(SITE_VARIABLE):
+            raise OptionError(f"there is no file {str(path)!r} (--site or ${SITE_VARIABLE})")
+        return {}
+    try:
+        values = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise OptionError(f"{str(path)!r} is no TOML file: {error}") from None
+    actions = {action.dest: action for action in parser._actions}
+    for name, value in values.items():
+        if name not in actions or name in ("site", "help"):
+            raise OptionError(f"{str(path)!r} has no option {name!r} to set; it may set {', '.join(sorted(actions))}")
+        default = actions[name].default
+        wanted = list if isinstance(default, list) else bool if isinstance(default, bool) else actions[name].type or str
+        if not isinstance(value, (int, float) if wanted is float else wanted):  # type: ignore[arg-type]
+            raise OptionError(f"{str(path)!r}: {name} = {value!r} must be of type {wanted.__name__}")  # type: ignore[union-attr]
+    return values
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises OptionError for values that Slurm would misread or accept silently."""
+    for name, value in vars(options).items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and name != "setup" and ("\n" in text or "\0" in text):
+                raise OptionError(f"--{name.replace('_', '-')} {text!r} holds a line break: give one line")
+    if options.nodes < 1:
+        raise OptionError(f"--nodes {options.nodes!r} must be at least 1")
+    try:
+        limit = minutes(options.time)
+    except ValueError as error:
+        raise OptionError(f"--time: {error}") from None
+    if options.signal_delay >= limit * 60:
+        raise OptionError(f"--signal-delay {options.signal_delay!r} s is not shorter than --time {options.time!r}")
+    for item in options.env:
+        if not item.partition("=")[0].isidentifier() or "=" not in item:
+            raise OptionError(f"--env {item!r} is no NAME=VALUE")
+    if options.container_mount and not options.container_image:
+        raise OptionError("--container-mount needs --container-image")

@@ -1,0 +1,98 @@
+"""`openrlhf-launch sweep --set FLAG=A,B ... -- <flags>`: one run per combination, as a job array."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from openrlhf.launcher.command_line import USAGE_EXIT, usage_message
+from openrlhf.launcher.commands import TRAIN_PPO_RAY
+from openrlhf.launcher.parsing import UsageError
+from openrlhf.launcher.slurm.options import OptionError, add_slurm_options, read_options
+from openrlhf.launcher.slurm.submit import (
+    add_submission_options,
+    ask_slurm,
+    follow,
+    hand_over,
+    make_spec,
+    report,
+    require_submitit,
+    split_at_dashes,
+)
+
+TABLE = "sweep.json"
+"""In --sweep-dir: the values of each run, by its folder."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Submit the sweep; returns the exit status."""
+    own, flags = split_at_dashes(argv)
+    try:
+        options = read_options(_parser(), own)
+        require_submitit()
+        return _submit(options, flags)
+    except UsageError as error:
+        sys.stderr.write(usage_message(TRAIN_PPO_RAY, error) + "\n")
+    except OptionError as error:
+        sys.stderr.write(f"openrlhf-launch sweep: {error}\n")
+    return USAGE_EXIT
+
+
+def combinations(settings: Sequence[str]) -> list[dict[str, str]]:
+    """`a=1,2` and `b=x` -> [{a: 1, b: x}, {a: 2, b: x}]. Values that hold commas come as JSON: `a=["1,2","3"]`."""
+    axes: list[list[tuple[str, str]]] = []
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals or not name or not text:
+            raise OptionError(f"--set {setting!r} is no FLAG=VALUE,VALUE,...")
+        values = json.loads(text) if text.startswith("[") else text.split(",")
+        axes.append([(name.removeprefix("--"), str(value)) for value in values])
+    return [dict(choice) for choice in itertools.product(*axes)]
+
+
+def run_flags(flags: Sequence[str], values: dict[str, str], folder: Path) -> list[str]:
+    """The command line of one run: its values and its own folder come last and win."""
+    own = {"ckpt.output_dir": str(folder), "ckpt.path": str(folder / "checkpoints")}
+    return [*flags, *(word for name, value in (own | values).items() for word in (f"--{name}", value))]
+
+
+def _submit(options: argparse.Namespace, flags: Sequence[str]) -> int:
+    from openrlhf.launcher.slurm.job import Job
+    from openrlhf.launcher.slurm.script import make_executor, submit_array
+
+    root = Path(options.sweep_dir).absolute()
+    runs = {f"run{i:03d}": values for i, values in enumerate(combinations(options.set))}
+    specs = [make_spec(options, run_flags(flags, values, root / name)) for name, values in runs.items()]
+    executor = make_executor(options)
+    executor.update_parameters(array_parallelism=options.array_parallelism)
+    if options.dry_run or options.test_only:
+        executor.parameters["map_count"] = len(specs)
+        if options.test_only:
+            return ask_slurm(executor)
+        sys.stdout.write(executor.script() + "\n")
+        return 0
+    root.mkdir(parents=True, exist_ok=True)
+    (root / TABLE).write_text(json.dumps(runs, indent=1) + "\n")
+    jobs = hand_over(lambda: submit_array(executor, [Job(spec) for spec in specs]))
+    ids = [job.job_id for job in jobs]
+    report(options, ids, ids[0])
+    return follow(ids[0].split("_")[0]) if options.wait else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="openrlhf-launch sweep",
+        description="Run every combination of some flags' values, each in a folder of its own.",
+        usage="%(prog)s --set FLAG=VALUE,VALUE [options] -- <flags of train_ppo_ray>",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--set", action="append", required=True, metavar="FLAG=A,B", help="values of a flag (repeat)")
+    parser.add_argument("--sweep-dir", default="sweep", help="parent of the runs' folders")
+    parser.add_argument("--array-parallelism", type=int, default=256, help="runs at the same time")
+    add_slurm_options(parser)
+    add_submission_options(parser)
+    return parser
