@@ -224,13 +224,13 @@ def muon(rank: int, world: int, folder: Path) -> dict[str, Any]:
     from deepspeed.runtime.zero.muon import original_muon
 
     calls: list[tuple[int, ...]] = []
-    orthogonalise = original_muon.zeropower_via_newtonschulz5
+    orthogonalise = original_muon.zeropower_via_gram_newtonschulz
 
     def spy(matrix: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         calls.append(tuple(matrix.shape))
         return orthogonalise(matrix, *args, **kwargs)
 
-    original_muon.zeropower_via_newtonschulz5 = spy
+    original_muon.zeropower_via_gram_newtonschulz = spy
     results = {}
     try:
         for stage in (0, 1, 2, 3):
@@ -249,7 +249,7 @@ def muon(rank: int, world: int, folder: Path) -> dict[str, Any]:
                     "calls": list(calls),
                 }
     finally:
-        original_muon.zeropower_via_newtonschulz5 = orthogonalise
+        original_muon.zeropower_via_gram_newtonschulz = orthogonalise
     return results
 
 
