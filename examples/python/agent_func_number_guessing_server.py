@@ -25,10 +25,11 @@ class AgentExecutor(OpenAIServerExecutor):
         for guesses in range(1, GUESSES + 1):
             answer = await api.chat.completions.create(model="policy", messages=messages)
             text = answer.choices[0].message.content or ""
-            valid = text.strip().isascii() and text.strip().isdigit()
-            if valid and int(text) == number:
+            guess = text.strip()
+            valid = guess.isascii() and guess.isdigit()
+            if valid and int(guess) == number:
                 return {"reward": 1.0, "extra_logs": {"guesses": guesses}}
-            hint = "?" if not valid else "+" if int(text) < number else "-"
+            hint = "?" if not valid else "+" if int(guess) < number else "-"
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": hint}]
         return {"reward": 0.0, "extra_logs": {"guesses": GUESSES}}
 
