@@ -158,6 +158,20 @@ def test_seeds_decide_samples_whatever_the_order(stage: Stage) -> None:
     assert len({tuple(g.token_ids) for g in first.values() if isinstance(g, Generation)}) == 32
 
 
+def test_more_seeded_prompt_tokens_than_fit_into_one_step(stage: Stage) -> None:
+    """A prompt that is prefilled in parts has its generator rewound, which kills an engine on CPU."""
+    asked = [
+        GenerateRequest(
+            request_id=f"p{i}", token_ids=[5 + i % 200] * (180 + i % 7), sampling=SamplingParams(max_tokens=2, seed=i)
+        )
+        for i in range(64)
+    ]
+    results = generate_many(stage, asked)
+    assert {type(result) for result in results.values()} == {Generation}
+    for request in asked[-2:]:
+        assert generate_many(stage, [request]) == {request.request_id: results[request.request_id]}
+
+
 def test_a_bad_request_is_a_result_and_harms_no_other(stage: Stage) -> None:
     asked = requests(3)
     asked.insert(1, GenerateRequest(request_id="long", token_ids=[5] * 300, sampling=SamplingParams(max_tokens=2)))

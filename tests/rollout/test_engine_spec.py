@@ -34,7 +34,9 @@ def test_cpu_engines_take_small_cache_blocks_and_no_gpu_settings() -> None:
     assert cpu["block_size"] == 32
     assert "gpu_memory_utilization" not in cpu
     assert "enable_sleep_mode" not in cpu
+    assert cpu["enable_chunked_prefill"] is False
     gpu = EngineSpec(model="m", device="cuda", gpu_memory_utilization=0.7, enable_sleep=True).vllm_args()
+    assert "enable_chunked_prefill" not in gpu
     assert (gpu["block_size"], gpu["gpu_memory_utilization"], gpu["enable_sleep_mode"]) == (None, 0.7, True)
 
 

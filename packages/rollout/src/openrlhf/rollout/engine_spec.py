@@ -85,6 +85,10 @@ class EngineSpec:
         if self.device == "cuda":
             args["gpu_memory_utilization"] = self.gpu_memory_utilization
             args["enable_sleep_mode"] = self.enable_sleep
+        else:
+            # vLLM 0.32 (`_bookkeeping_sync`) rewinds the generator of a seeded request when a step held only a part of
+            # its prompt; generators on CPU can't rewind and the engine dies. Goes when vLLM leaves them alone.
+            args["enable_chunked_prefill"] = False
         if self.tensor_parallel_size > 1:
             args["distributed_executor_backend"] = self.executor
         if self.max_model_len is not None:
