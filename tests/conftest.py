@@ -13,6 +13,7 @@ import pytest
 for name, value in {
     "OMP_NUM_THREADS": "1",
     "DS_ACCELERATOR": "cpu",
+    "TORCHDYNAMO_DISABLE": "1",  # DeepSpeed's Muon would call a C++ compiler
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; vLLM would take half of the machine's memory
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
