@@ -59,5 +59,5 @@ def test_two_steps(estimator: str, source: str, pipeline: str) -> None:
     assert run.trained() == sorted(f"h{p}" for p in range(4) for _ in range(2))
     assert run.learner.pushed == [0, 1, 2]
     assert all(step["train/reward"] == 0.5 for step in run.sink.steps)
-    assert [step["rollout/staleness_max"] for step in run.sink.steps][0] == 0
+    assert run.sink.steps[0]["rollout/staleness_max"] == 0
     assert pipeline == "partial" or run.learner.pushed_while_busy == 0
