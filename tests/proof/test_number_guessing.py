@@ -35,6 +35,7 @@ def command(paths: quickstart.Paths, agent: str, train: Path, held_out: Path) ->
         "train.batch_size": 128,
         "train.micro_batch_size": 64,
         "actor.adam.lr": 5e-4,
+        "actor.lr_scheduler": "constant_with_warmup",
         "eval.steps": STEPS // 2,
     }
     extra = [part for name, value in flags.items() for part in (f"--{name}", str(value))]

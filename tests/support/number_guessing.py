@@ -18,7 +18,7 @@ NUMBERS, GUESSES, BLIND = 7, 3, 0.1  # BLIND: the share of demonstrated guesses 
 QUESTION = f"guess 1-{NUMBERS}"
 START = f"<|user|>{QUESTION}{END}<|assistant|>"
 MAX_NEW_TOKENS = 4
-STEPS, BATCH, LR = 400, 64, 3e-3
+STEPS, BATCH, LR = 700, 64, 3e-3
 
 
 def feedback(hint: str) -> str:
