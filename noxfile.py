@@ -93,6 +93,12 @@ def e2e(session: nox.Session) -> None:
 
 
 @nox.session
+def slurm(session: nox.Session) -> None:
+    """Jobs on a real Slurm of three nodes on this machine; skipped without root or Debian's slurm-wlm and munge."""
+    session.run("python", "-m", "pytest", *(session.posargs or ["tests/slurm"]))
+
+
+@nox.session
 def architecture(session: nox.Session) -> None:
     """Borders between packages, the shared namespace, what a wheel holds, what `--help` loads."""
     session.run("lint-imports", "pyproject.toml", silent=True)

@@ -9,6 +9,9 @@
 #SBATCH --cpus-per-task=64
 #SBATCH --time=24:00:00
 #SBATCH --output=%x-%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@300
 set -euo pipefail
 
 MODEL=${MODEL:-Qwen/Qwen3-4B-Thinking-2507}
