@@ -18,7 +18,8 @@ def group(name: str, rewards: list[float | None]) -> Group:
 
 
 @pytest.mark.parametrize(
-    ("correct", "total", "k", "value"), [(0, 4, 2, 0.0), (1, 4, 1, 0.25), (1, 4, 2, 0.5), (3, 4, 2, 1.0), (4, 4, 4, 1.0)]
+    ("correct", "total", "k", "value"),
+    [(0, 4, 2, 0.0), (1, 4, 1, 0.25), (1, 4, 2, 0.5), (3, 4, 2, 1.0), (4, 4, 4, 1.0)],
 )
 def test_unbiased_estimator(correct: int, total: int, k: int, value: float) -> None:
     assert unbiased_pass_at_k(correct, total, k) == pytest.approx(value)

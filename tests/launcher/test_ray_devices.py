@@ -25,7 +25,7 @@ def test_index(ids: list[str], environment: dict[str, str], index: int) -> None:
 
 
 def test_assigned_device_must_be_visible() -> None:
-    with pytest.raises(ValueError, match="assigned device '4'.*'2,5,7'"):
+    with pytest.raises(ValueError, match=r"assigned device '4'.*'2,5,7'"):
         local_device_index(["4"], NOSET | {"CUDA_VISIBLE_DEVICES": "2,5,7"})
 
 
