@@ -20,6 +20,7 @@ ALLOWED = {
         "uvicorn",
         "transformers",
         "math_verify",
+        "verifiers",
         "pytest",
     },  # optional: the extras and the test kit
     "utils": set(),
@@ -54,6 +55,7 @@ HOMES = {
     "ray": {"openrlhf.launcher.ray"},
     "submitit": {"openrlhf.launcher.slurm"},
     "pytest": {"openrlhf.agents.testing"},
+    "verifiers": {"openrlhf.agents.adapters.verifiers"},
     "httpx": {"openrlhf.launcher"},
 }
 

@@ -27,7 +27,8 @@ try:
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 except ImportError as error:
-    raise ImportError("the chat server needs: pip install 'openrlhf-agents[server]'") from error
+    message = "the chat server needs: pip install 'openrlhf-agents[server]'"
+    raise ModuleNotFoundError(message, name=error.name) from error
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
