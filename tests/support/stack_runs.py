@@ -106,7 +106,7 @@ class Run:
 
 
 def places() -> set[str]:
-    """Ray's temporary folders and shared-memory segments; not semaphores, which spawned processes of other tests have."""
+    """Ray's temporary folders and shared memory; not semaphores, which spawned processes of other tests have too."""
     temporary = {str(p) for p in Path("/tmp").glob("r*") if (p / "session_latest").exists() or p.name == "ray"}
     return temporary | {str(p) for p in Path("/dev/shm").iterdir() if not p.name.startswith("sem.mp-")}
 

@@ -20,7 +20,7 @@ def train_reward_model(base: Path, out: Path, *, render, steps: int = 300, seed:
     tokenizer = AutoTokenizer.from_pretrained(base, padding_side="right")
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float32)
     model.config.pad_token_id = tokenizer.pad_token_id
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     hits = []
     for _ in range(steps):
         pairs = [_pair(rng) for _ in range(32)]
