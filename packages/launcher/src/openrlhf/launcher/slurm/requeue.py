@@ -49,3 +49,9 @@ def was_preempted(job_id: int) -> bool:
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     found = re.search(r"PreemptTime=(\S+)", done.stdout)
     return found is not None and found[1] not in ("None", "Unknown")
+
+
+def requeue(job_id: int) -> None:
+    """Put the job back into the queue now; Slurm then ends its processes. Does nothing where `scontrol` is missing."""
+    if shutil.which("scontrol") is not None:
+        subprocess.run(["scontrol", "requeue", str(job_id)], timeout=60, check=False)

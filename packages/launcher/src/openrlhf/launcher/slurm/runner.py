@@ -22,7 +22,15 @@ from openrlhf.launcher.slurm.control import Head, Line, find_head
 from openrlhf.launcher.slurm.folders import TempDir, choose_temp_dir
 from openrlhf.launcher.slurm.leftovers import end_marked
 from openrlhf.launcher.slurm.ports import BASE, HeldBlock, candidates, hold_block
-from openrlhf.launcher.slurm.requeue import REFUSED_EXIT, REQUEUE_EXIT, Decision, decide, newest_step, was_preempted
+from openrlhf.launcher.slurm.requeue import (
+    REFUSED_EXIT,
+    REQUEUE_EXIT,
+    Decision,
+    decide,
+    newest_step,
+    requeue,
+    was_preempted,
+)
 
 START_EXIT = 90
 """The cluster did not come up."""
@@ -178,6 +186,8 @@ class HeadRun:
             raise EndedError(START_EXIT, why)
         decision = self._decide()
         verb = "requeue" if decision.requeue else "no requeue"
+        if decision.requeue:
+            requeue(self.here.job_id)  # srun ends with the highest status, which may be the lost node's
         raise EndedError(REQUEUE_EXIT if decision.requeue else LOST_EXIT, f"{why}; {verb}: {decision.reason}")
 
     def _wait_for_nodes(self) -> None:
@@ -274,7 +284,7 @@ class WorkerRun:
                 code = ray.poll()
                 if code is not None:
                     line.send(failed=f"its Ray ended with {code}")
-                    raise EndedError(LOST_EXIT, f"Ray on this node ended with {code}")
+                    raise EndedError(0, f"Ray on this node ended with {code}: the head decides what follows")
                 message = line.receive(POLL)
                 if message is not None and message.get("end"):
                     return 0
