@@ -35,8 +35,10 @@ def submit(folder: Path, spec: NodeSpec, *options: str) -> str:
     return executor.submit(Job(spec)).job_id
 
 
-def driver(*arguments: str, **fields: str) -> NodeSpec:
-    return NodeSpec(command=(sys.executable, DRIVER, *arguments), resume=("--ckpt.load_enable",), **fields)
+def driver(*arguments: str, checkpoints: str = "") -> NodeSpec:
+    return NodeSpec(
+        command=(sys.executable, DRIVER, *arguments), resume=("--ckpt.load_enable",), checkpoints=checkpoints
+    )
 
 
 def log_of(folder: Path, job: str, node: int = 0) -> str:

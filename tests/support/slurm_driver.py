@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ def write_arguments(path: str, *arguments: str) -> int:
     """Write down the arguments and what Ray shows, then end with the number in the first one."""
     import ray
 
-    ray.init(log_to_driver=False, logging_level="ERROR")
+    ray.init(log_to_driver=False, logging_level=logging.ERROR)
     nodes = sorted(n["NodeManagerHostname"] for n in ray.nodes() if n["Alive"])
     ray.shutdown()
     seen = {"arguments": arguments, "nodes": nodes, "host": socket.gethostname(), "HF_HOME": os.environ.get("HF_HOME")}
