@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from openrlhf.launcher.commands import SERVE_RM, TRAIN_PPO_RAY, Command
+from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.help_text import help_text
 from openrlhf.launcher.machine import Machine, detect_machine, running_ray
 from openrlhf.launcher.parsing import UsageError, parse, wants_help
@@ -66,6 +67,17 @@ def run_command(command: Command, argv: Sequence[str] | None, start: Callable[[A
     for note in notes:
         sys.stderr.write(note + "\n")
     return start(config)
+
+
+def train_ppo_ray(argv: Sequence[str] | None = None) -> int:
+    """The main of RL training: parse the command line and train; returns the exit status."""
+    return run_command(TRAIN_PPO_RAY, argv, _train_ppo)
+
+
+def _train_ppo(config: TrainPPOConfig) -> int:
+    from openrlhf.launcher.run import train_ppo  # imports torch: --help must not
+
+    return train_ppo(config)
 
 
 def _machine_of(command: Command) -> Machine:

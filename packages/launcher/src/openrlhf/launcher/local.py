@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from openrlhf.cli import train_ppo_ray
+from openrlhf.launcher.command_line import train_ppo_ray
 from openrlhf.launcher.plan.command import split_at_dashes
 
 
@@ -23,4 +23,4 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(own)
     if options.address:
         os.environ["RAY_ADDRESS"] = options.address
-    return train_ppo_ray.main(flags)
+    return train_ppo_ray(flags)
