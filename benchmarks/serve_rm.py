@@ -67,7 +67,7 @@ def main() -> int:
     options = parser.parse_args()
     texts = [f"question {i % 50}: " + "because " * (i % 7 + 4) for i in range(options.requests)]
     with tempfile.TemporaryDirectory() as folder:
-        model = tiny_reward_model(Path(folder) / "m", **MODEL)
+        model = tiny_reward_model(Path(folder) / "m", statistics=None, **MODEL)
         command = [sys.executable, "-m", "openrlhf.cli.serve_rm", "--reward.model_name_or_path", model, "--port", "0"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None

@@ -26,7 +26,9 @@ for name, value in {
     os.environ.setdefault(name, value)
 
 # Warnings of third-party code that we can't mend: (package and version that were seen, filter). Ours stay errors.
-THIRD_PARTY_WARNINGS: tuple[tuple[str, str], ...] = ()
+THIRD_PARTY_WARNINGS: tuple[tuple[str, str], ...] = (
+    ("torch 2.13.0, in an environment without numpy", "ignore:Failed to initialize NumPy:UserWarning"),
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

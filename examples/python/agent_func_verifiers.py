@@ -19,7 +19,7 @@ ENVIRONMENT = {
 class AgentExecutor(VerifiersExecutor):
     """Each sample is one episode of the environment."""
 
-    environment = ENVIRONMENT
+    env_config = ENVIRONMENT
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def executor_class(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
     class Executor(VerifiersExecutor):
-        environment = ENVIRONMENT
+        env_config = ENVIRONMENT
 
     return Executor
 

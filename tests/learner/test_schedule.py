@@ -15,11 +15,11 @@ def rates(name: str, steps: int, *, warmup: float = 0.0, min_ratio: float = 0.1,
     schedule = build_schedule(
         optimizer, OptimConfig(lr_scheduler=name, lr_warmup_ratio=warmup, min_lr_ratio=min_ratio), steps
     )
-    seen = [schedule.get_last_lr()[0]]
+    seen = [float(schedule.get_last_lr()[0])]
     for _ in range(steps):
         optimizer.step()
         schedule.step()
-        seen.append(schedule.get_last_lr()[0])
+        seen.append(float(schedule.get_last_lr()[0]))
     return seen
 
 

@@ -16,7 +16,7 @@ VOCAB = 128
 def tiny_config(arch: str = "qwen3", *, tie: bool = True) -> Any:
     from transformers import CohereConfig, GPT2Config, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
-    size = {
+    size: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 64,
         "intermediate_size": 192,
@@ -34,7 +34,12 @@ def tiny_config(arch: str = "qwen3", *, tie: bool = True) -> Any:
             vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=2, n_positions=256, bos_token_id=1, eos_token_id=2
         )
     if arch == "qwen3_moe":
-        moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+        moe: dict[str, Any] = {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "decoder_sparse_step": 1,
+        }
         return Qwen3MoeConfig(**size, **moe)
     return {"qwen3": Qwen3Config, "llama": LlamaConfig, "cohere": CohereConfig}[arch](**size)
 

@@ -84,7 +84,9 @@ def _rank_main(rank: int, world: int, port: int, names: Sequence[str], folder: P
 
 def start_ranks(names: Sequence[str], folder: Path, world: int) -> Any:
     """Start `world` ranks that run the cases; hand what comes back to `join_ranks`."""
-    return mp.spawn(_rank_main, args=(world, free_port(), list(names), folder), nprocs=world, join=False)
+    return mp.spawn(  # pyright: ignore[reportPrivateImportUsage]
+        _rank_main, args=(world, free_port(), list(names), folder), nprocs=world, join=False
+    )
 
 
 def join_ranks(context: Any, names: Sequence[str], folder: Path, world: int) -> dict[str, list[Any]]:

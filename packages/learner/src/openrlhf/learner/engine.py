@@ -87,7 +87,7 @@ class TrainingEngine:
         assert self.spec.optim is not None
         factor = clip_factor(value, self.spec.optim.max_norm)
         if factor != 1.0:
-            torch._foreach_mul_(gradients, factor)
+            torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
         self.ds_engine.step()
         return True, value
 

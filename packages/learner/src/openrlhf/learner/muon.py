@@ -67,10 +67,10 @@ class _PartitionedOptimizer:
             factor = clip_factor(norm, self._max_norm)
             for group, gradients in list(zero.averaged_gradients.items()):
                 if group not in self._held:
-                    torch._foreach_mul_(gradients, factor)
+                    torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
                     continue
                 tensor_list, args, kwargs, whole = self._held[group]
-                torch._foreach_mul_(whole, factor)
+                torch._foreach_mul_(whole, factor)  # pyright: ignore[reportPrivateImportUsage]
                 zero.all_grad_tensors[group] = whole
                 zero.averaged_gradients[group] = self._fill(tensor_list, *args, **kwargs)
                 zero.all_grad_tensors[group] = None
@@ -95,5 +95,5 @@ class _PartitionedParameters:
         factor = clip_factor(norm, self._max_norm)
         if factor != 1.0 and norm != float("inf"):
             for gradients in zero.averaged_gradients.values():
-                torch._foreach_mul_(gradients, factor)
+                torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
         return norm

@@ -6,7 +6,7 @@ agent file is::
     from openrlhf.agents.adapters.verifiers import VerifiersExecutor
 
     class AgentExecutor(VerifiersExecutor):
-        environment = {
+        env_config = {
             "taskset": {"id": "gsm8k-v1"},
             "agent": {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}},
         }
@@ -34,11 +34,11 @@ SHOWN = 2000  # characters of an environment's error
 class VerifiersExecutor(OpenAIServerExecutor):
     """One episode of a verifiers environment per sample.
 
-    environment: its configuration, what `[env]` holds in a configuration file of verifiers. It is an environment of
-    one trained seat; `extra_logs` carries its rewards and metrics by name, the reward is their weighted sum.
+    env_config: what `[env]` holds in a configuration file of verifiers. It is an environment of one trained seat;
+    `extra_logs` carries its rewards and metrics by name, the reward is their weighted sum.
     """
 
-    environment: Mapping[str, Any] = {}
+    env_config: Mapping[str, Any] = {}
 
     _serving: _Serving | None = None
 
@@ -46,9 +46,9 @@ class VerifiersExecutor(OpenAIServerExecutor):
     def write_prompts(cls, path: str | Path, limit: int | None = None) -> int:
         """Write one {"prompt", "label"} row per task, at most `limit`; returns their number. An endless taskset needs
         a limit. The prompt is for looking at: the harness writes the conversation."""
-        environment = load_environment(cls.environment)
+        environment = load_environment(cls.env_config)
         if limit is None and not environment.taskset.bounded:
-            raise ValueError(f"the taskset {cls.environment['taskset']!r} never ends: write_prompts needs a limit")
+            raise ValueError(f"the taskset {cls.env_config['taskset']!r} never ends: write_prompts needs a limit")
         count = 0
         with open(path, "w", encoding="utf-8") as file:
             for task in islice(environment.taskset, limit):
@@ -60,7 +60,7 @@ class VerifiersExecutor(OpenAIServerExecutor):
     async def run_agent(self, prompt: str, label: Any, session_id: str) -> dict[str, Any]:
         """One episode of the task whose number is the label."""
         if self._serving is None:
-            self._serving = _Serving(self.environment, self.base_url, self.api_key)
+            self._serving = _Serving(self.env_config, self.base_url, self.api_key)
         episode = await self._serving.run(_task_number(label), session_id)
         return _result(episode)
 
