@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -63,12 +62,3 @@ def test_signal_ends_the_run(workspace: Workspace, moment: str, signum: signal.S
     assert run.left_over() == []
     assert f"{signum.name} received" in run.text
     assert "Traceback" not in run.text
-
-
-def test_temporary_folder_names_are_known(tmp_path: Path) -> None:
-    """`places` would miss a folder named otherwise."""
-    from openrlhf.launcher.ray.cluster import short_temp_dir
-
-    folder = short_temp_dir()
-    assert folder.name.startswith("r")
-    folder.rmdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -102,13 +103,13 @@ class Run:
 
     def _left_now(self) -> list[str]:
         processes = [f"process {pid}: {command_of(pid)}" for pid in marked_processes(self.mark)]
-        return processes + sorted(places() - self.before)
+        folders = [path for path in re.findall(r"Started a local Ray in (\S+)", self.text) if Path(path).exists()]
+        return processes + folders + sorted(shared_memory() - self.before)
 
 
-def places() -> set[str]:
-    """Ray's temporary folders and shared memory; not semaphores, which spawned processes of other tests have too."""
-    temporary = {str(p) for p in Path("/tmp").glob("r*") if (p / "session_latest").exists() or p.name == "ray"}
-    return temporary | {str(p) for p in Path("/dev/shm").iterdir() if not p.name.startswith("sem.mp-")}
+def shared_memory() -> set[str]:
+    """All shared-memory segments; not semaphores, which spawned processes of other tests have too."""
+    return {str(p) for p in Path("/dev/shm").iterdir() if not p.name.startswith("sem.mp-")}
 
 
 def marked_processes(mark: str) -> list[int]:
@@ -135,7 +136,7 @@ def start_run(workspace: Workspace, *extra: str, env: dict[str, str] | None = No
     mark = f"{workspace.path.name}-{time.time_ns()}"
     log = workspace.path / f"{mark}.log"
     own = {k: v for k, v in os.environ.items() if not k.startswith("RAY_ADDRESS") and k != RUN_ID_VARIABLE}
-    before = places()
+    before = shared_memory()
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *workspace.flags, *extra],
