@@ -18,7 +18,7 @@ import pytest
 from support.stack_runs import make_workspace
 from support.tiny_models import tiny_qwen3
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
 
 BIN = Path(sys.executable).parent
 

@@ -50,6 +50,7 @@ def test_one_message_before_anything_starts(workspace: Workspace, flags: list[st
 
 
 @pytest.mark.stack
+@pytest.mark.xdist_group("stack")
 @pytest.mark.timeout(400)
 def test_reward_that_raises_ends_the_run_in_the_first_batch(workspace: Workspace, tmp_path: Path) -> None:  # B067
     (tmp_path / "raises.py").write_text(RAISES)

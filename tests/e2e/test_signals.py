@@ -11,7 +11,7 @@ import pytest
 from support.stack_runs import Run, Workspace, make_workspace, start_run
 from support.tiny_models import tiny_qwen3
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
 SLOW_REWARD = """
 import time

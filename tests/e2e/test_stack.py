@@ -28,7 +28,7 @@ from support.stack_runs import make_workspace
 from support.tiny_models import tiny_qwen3
 from support.trainer_fakes import FakeSink
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
