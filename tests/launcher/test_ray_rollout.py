@@ -43,7 +43,10 @@ def make(outcomes: list[Any], monkeypatch: pytest.MonkeyPatch, timeout: float = 
     monkeypatch.setattr("ray.kill", lambda actor: None)
     workers = iter(map(Worker, outcomes))
     fleet: Any = None
-    return RayRollout(lambda number: next(workers), fleet, workers=1, group_timeout=timeout, decode=str)
+    monkeypatch.setattr("ray.put", list)
+    return RayRollout(
+        lambda number: next(workers), fleet, workers=1, group_timeout=timeout, decode=str, n_samples=2, max_len=64
+    )
 
 
 def test_a_group_of_a_dead_worker_is_rolled_out_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +55,19 @@ def test_a_group_of_a_dead_worker_is_rolled_out_by_another(monkeypatch: pytest.M
 
     group = asyncio.run(main())
     assert (group.samples, group.handle) == ([GOOD], "handle")
+
+
+def test_a_group_that_kills_two_workers_fails_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    # B135 for agents: one that always blocks its loop costs its own samples only
+    async def main() -> list[Any]:
+        parts = make([ActorDiedError(), ActorDiedError(), [GOOD]], monkeypatch)
+        return [await parts.run_group(ITEM), await parts.run_group(ITEM)]
+
+    lost, later = asyncio.run(main())
+    assert [s.failed for s in lost.samples] == [True, True]
+    assert "group e0-p0 was lost with two agent workers" in lost.samples[0].failure
+    assert [t.failed for t in lost.handle] == [True, True]
+    assert later.samples == [GOOD]
 
 
 def test_a_silent_worker_is_replaced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

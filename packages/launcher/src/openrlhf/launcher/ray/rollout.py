@@ -10,11 +10,13 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from openrlhf.agents.types import PromptItem
+from openrlhf.agents.recorder import failed_group
+from openrlhf.agents.types import Failure, PromptItem
 from openrlhf.launcher.logging.sinks import GeneratedSample
 from openrlhf.launcher.ray.calls import WorkerDiedError, first_line, gather, user_error
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.trainer.protocols import EvalRequest, Group
+from openrlhf.launcher.trainer.samples import sample_info
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +35,8 @@ class Watch(Protocol):
 class RayRollout:
     """Hands prompts to the agent worker with the fewest running groups.
 
-    A worker that dies or blocks is replaced and its groups are rolled out once more elsewhere. group_timeout bounds one
-    group in seconds; decode turns token ids into text.
+    A worker that dies or blocks is replaced and its groups are rolled out once more elsewhere; one that takes a second
+    worker with it fails. group_timeout bounds one group in seconds; decode turns token ids into text.
     """
 
     def __init__(
@@ -45,7 +47,11 @@ class RayRollout:
         workers: int,
         group_timeout: float,
         decode: Callable[[Sequence[int]], str],
+        n_samples: int,
+        max_len: int,
     ) -> None:
+        self._n_samples = n_samples
+        self._max_len = max_len
         self._decode = decode
         self._spawn = spawn
         self._fleet = fleet
@@ -93,7 +99,8 @@ class RayRollout:
             self._fatal.set_result(error)
 
     async def run_group(self, item: PromptItem, *, evaluation: EvalRequest | None = None) -> Group:
-        for attempt in (1, 2):
+        why = ""
+        for _ in range(2):
             worker = min(range(len(self.actors)), key=lambda i: self._running[i])
             actor = self.actors[worker]
             self._running[worker] += 1
@@ -102,14 +109,20 @@ class RayRollout:
             except (WorkerDiedError, RayActorError) as error:
                 if self._fatal.done():
                     raise
-                if attempt == 2:
-                    raise WorkerDiedError(
-                        f"agent worker {worker}, group {item.group_id}: {first_line(error)}"
-                    ) from error
-                await self._replace(worker, actor, first_line(error))
+                why = first_line(error)
+                await self._replace(worker, actor, why)
             finally:
                 self._running[worker] -= 1
-        raise AssertionError("unreachable")
+        return self._lost(item, evaluation, why)
+
+    def _lost(self, item: PromptItem, evaluation: EvalRequest | None, why: str) -> Group:
+        """A group that two workers died with: its samples failed, the run goes on."""
+        message = f"group {item.group_id} was lost with two agent workers, the last time: {why}"
+        log.warning("%s", message)
+        count = evaluation.n_samples_per_prompt if evaluation else self._n_samples
+        trajectories = failed_group(item, count, Failure(border="agent", message=message))
+        infos = [sample_info(t, max_len=self._max_len) for t in trajectories]
+        return Group(prompt=item, samples=infos, handle=ray.put(trajectories))
 
     async def read_samples(self, group: Group, count: int) -> list[GeneratedSample]:
         trajectories = (await group.handle)[:count]

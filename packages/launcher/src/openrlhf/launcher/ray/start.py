@@ -254,6 +254,8 @@ def start_rollout(
         workers=config.agent.num_workers,
         group_timeout=bound,
         decode=prepared.tokenizer.decode,
+        n_samples=config.rollout.n_samples_per_prompt,
+        max_len=config.data.max_len,
     )
 
 
