@@ -10,7 +10,7 @@ import torch
 from openrlhf.core.advantages import ESTIMATORS, compute_advantages, whiten
 from openrlhf.core.config import AdvantageEstimator
 from openrlhf.core.rewards import token_rewards
-from support.core_helpers import INF, NAN, close, mask, rows
+from support.core_helpers import INF, NAN, check, mask, rows
 
 ALL: tuple[AdvantageEstimator, ...] = get_args(AdvantageEstimator)
 
@@ -32,8 +32,8 @@ def test_the_six_estimators() -> None:
 def test_gae_by_hand(gamma: float, lambd: float, expected: list[float]) -> None:
     values = rows([0.5, 0.4, 0.2])
     adv, ret = compute_advantages("gae", rows([0, 0, 1]), mask([1, 1, 1]), values, gamma, lambd)
-    close(adv, [expected], 1e-12)
-    close(ret, torch.tensor([expected]) + values, 1e-6)
+    check(adv, [expected], 1e-12)
+    check(ret, torch.tensor([expected]) + values, 1e-6)
 
 
 # B018: the value of a masked slot does not leak.
@@ -41,22 +41,22 @@ def test_gae_by_hand(gamma: float, lambd: float, expected: list[float]) -> None:
 def test_masked_value_counts_as_zero(under_mask: float) -> None:
     rewards, values = rows([0, 1, NAN]), rows([0, 0, under_mask])
     adv, _ = compute_advantages("gae", rewards, mask([1, 1, 0]), values, 1.0, 0.95)
-    close(adv, [[0.95, 1.0, 0]])
+    check(adv, [[0.95, 1.0, 0]])
 
 
 # B019: environment tokens are no states.
 def test_gae_skips_environment_tokens() -> None:
     m = mask([1, 0, 1])
     adv, ret = compute_advantages("gae", token_rewards(torch.ones(1), None, 0.0, m), m, rows([0.2, 9, 0.5]))
-    close(adv, [[0.8, 0, 0.5]])
-    close(ret, [[1, 0, 1]])
+    check(adv, [[0.8, 0, 0.5]])
+    check(ret, [[1, 0, 1]])
 
 
 def test_gae_with_a_trailing_observation() -> None:  # B019
     m = mask([1, 1, 0])
     rewards = token_rewards(torch.ones(1), None, 0.0, m)
     adv, _ = compute_advantages("gae", rewards, m, torch.zeros(1, 3), 0.9, 0.9)
-    close(adv, [[0.81, 1, 0]])
+    check(adv, [[0.81, 1, 0]])
 
 
 @pytest.mark.parametrize("estimator", ALL)
@@ -74,7 +74,7 @@ def test_inserted_environment_tokens_change_nothing(estimator: AdvantageEstimato
     for narrow, wide in zip(
         dense, compute_advantages(estimator, wide_rewards, m, wide_values, gamma, 0.8), strict=True
     ):
-        close(wide[:, places], narrow)
+        check(wide[:, places], narrow)
         assert (wide[~m] == 0).all()
 
 
@@ -82,13 +82,13 @@ def test_inserted_environment_tokens_change_nothing(estimator: AdvantageEstimato
 @pytest.mark.parametrize("estimator", [e for e in ALL if e != "gae"])
 def test_returns_flow_through_observations(estimator: AdvantageEstimator) -> None:
     adv, ret = compute_advantages(estimator, rows([0, 0, 0, 0, 0, 1]), mask([1, 1, 0, 0, 1, 1]))
-    close(adv, [[1, 1, 0, 0, 1, 1]])
-    close(ret, [[1, 1, 0, 0, 1, 1]])
+    check(adv, [[1, 1, 0, 0, 1, 1]])
+    check(ret, [[1, 1, 0, 0, 1, 1]])
 
 
 def test_discount_is_one_decay_per_action() -> None:  # B017
     adv, _ = compute_advantages("reinforce", rows([0, 0, 1]), mask([1, 0, 1]), gamma=0.5)
-    close(adv, [[0.5, 0, 1]])
+    check(adv, [[0.5, 0, 1]])
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
@@ -96,7 +96,7 @@ def test_returns_by_definition(gamma: float) -> None:
     rewards = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     _, ret = compute_advantages("reinforce", rewards, torch.ones(3, 6, dtype=torch.bool), gamma=gamma)
     expected = [[sum(gamma ** (k - t) * row[k] for k in range(t, 6)) for t in range(6)] for row in rewards.tolist()]
-    close(ret, expected, 1e-12)
+    check(ret, expected, 1e-12)
 
 
 @pytest.mark.parametrize("estimator", ALL)
@@ -127,20 +127,20 @@ def test_errors() -> None:
 
 
 def test_whitening_uses_the_population_variance() -> None:
-    close(whiten(rows([1, 0, 0, 0]), mask([1, 1, 1, 1])), [[1.7320508, -0.5773503, -0.5773503, -0.5773503]], 1e-6)
-    close(whiten(rows([1, 0, 0, 0]), mask([1, 1, 1, 1]), no_std_norm=True), [[0.75, -0.25, -0.25, -0.25]])
+    check(whiten(rows([1, 0, 0, 0]), mask([1, 1, 1, 1])), [[1.7320508, -0.5773503, -0.5773503, -0.5773503]], 1e-6)
+    check(whiten(rows([1, 0, 0, 0]), mask([1, 1, 1, 1]), no_std_norm=True), [[0.75, -0.25, -0.25, -0.25]])
 
 
 def test_whitening_is_over_tokens_and_ignores_the_masked() -> None:
     x, m = rows([1, NAN, 3], [5, INF, 100]), mask([1, 0, 1], [1, 0, 0])
     std = (8 / 3) ** 0.5
-    close(whiten(x, m), [[-2 / std, 0, 0], [2 / std, 0, 0]])
+    check(whiten(x, m), [[-2 / std, 0, 0], [2 / std, 0, 0]])
 
 
 def test_whitening_of_constant_or_no_tokens() -> None:
-    close(whiten(rows([2, 2, 2]), mask([1, 1, 1])), [[0, 0, 0]])
-    close(whiten(rows([2, 2, 2]), mask([0, 0, 0])), [[0, 0, 0]])
-    close(whiten(rows([1e-6, 0]), mask([1, 1])), [[0.005, -0.005]])  # variance below the floor of 1e-8
+    check(whiten(rows([2, 2, 2]), mask([1, 1, 1])), [[0, 0, 0]])
+    check(whiten(rows([2, 2, 2]), mask([0, 0, 0])), [[0, 0, 0]])
+    check(whiten(rows([1e-6, 0]), mask([1, 1])), [[0.005, -0.005]])  # variance below the floor of 1e-8
 
 
 def test_whitening_over_ranks_equals_one_rank() -> None:
@@ -162,4 +162,4 @@ def test_whitening_over_ranks_equals_one_rank() -> None:
         reduced = list(sums)
         for shard in shards:
             replay = iter(reduced)
-            close(whiten(x[shard], m[shard], no_std_norm, lambda _, replay=replay: next(replay)), whole[shard], 1e-6)
+            check(whiten(x[shard], m[shard], no_std_norm, lambda _, replay=replay: next(replay)), whole[shard], 1e-6)

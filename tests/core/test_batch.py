@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from openrlhf.core.batch import Batch, pad_rows
-from support.core_helpers import close
+from support.core_helpers import check
 
 
 def make() -> Batch:
@@ -59,4 +59,4 @@ def test_shapes_are_checked(change: dict[str, torch.Tensor], message: str) -> No
 
 
 def test_pad_rows() -> None:
-    close(pad_rows([[1, 2], [], [3]], width=3, value=-1, dtype=torch.float32), [[1, 2, -1], [-1, -1, -1], [3, -1, -1]])
+    check(pad_rows([[1, 2], [], [3]], width=3, value=-1, dtype=torch.float32), [[1, 2, -1], [-1, -1, -1], [3, -1, -1]])

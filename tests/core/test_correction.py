@@ -10,7 +10,7 @@ import torch
 
 from openrlhf.core.config import AdvantageConfig, CorrectionType, PolicyLossConfig
 from openrlhf.core.losses.policy import policy_loss
-from support.core_helpers import INF, NAN, close, gradient, mask, mean, metric_means, random_inputs
+from support.core_helpers import INF, NAN, check, gradient, mask, mean, metric_means, random_inputs
 
 PPO = PolicyLossConfig()
 GSPO = PolicyLossConfig(policy_loss_type="gspo")
@@ -43,7 +43,7 @@ def test_correction(
             CORRECTED, is_correction_type=kind, is_correction_threshold=threshold
         ),
     )  # fmt: skip
-    close(gradient(out.total, logp), [[-w for w in weights]])
+    check(gradient(out.total, logp), [[-w for w in weights]])
     assert out.count == 3  # rejected tokens stay in the denominator
     assert metric_means(out)["is_filter_ratio"] == pytest.approx(rejected)
     assert metric_means(out)["vllm_kl"] == pytest.approx(-sum(math.log(w) for w in W) / 3)
@@ -82,7 +82,7 @@ def test_icepop_rejects_extremes_with_a_select(difference: float) -> None:
         advantages=torch.ones(1, 2), action_mask=mask([1, 1]), config=PPO,
         correction=replace(CORRECTED, is_correction_type="icepop"),
     )  # fmt: skip
-    close(gradient(out.total, logp), [[-1, 0]])
+    check(gradient(out.total, logp), [[-1, 0]])
     assert mean(out) == -0.5
 
 
@@ -92,5 +92,5 @@ def test_correction_of_an_unchanged_policy_changes_nothing() -> None:  # B026
     plain = policy_loss(**inputs, config=PPO)
     for kind in ("tis", "icepop", "seq-mask-tis"):
         fixed = policy_loss(**inputs, config=PPO, correction=replace(CORRECTED, is_correction_type=kind))
-        close(fixed.total, plain.total)
+        check(fixed.total, plain.total)
         assert metric_means(fixed)["vllm_kl"] == 0

@@ -18,7 +18,7 @@ from openrlhf.core.config import AdvantageEstimator, KLEstimator, PolicyLossConf
 from openrlhf.core.kl import kl_estimate
 from openrlhf.core.losses.policy import kl_loss, policy_loss
 from openrlhf.core.rewards import group_baseline, token_rewards
-from support.core_helpers import AdamState, adam_step, close, gradient
+from support.core_helpers import AdamState, adam_step, check, gradient
 
 F64 = torch.float64
 REF = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=F64)
@@ -76,7 +76,7 @@ OPTIMA = {
 def test_kl_regularised_bandit(beta: float, estimator: AdvantageEstimator, loss_type: PolicyLossType) -> None:
     optimum = OPTIMA[beta]
     logits = optimise(lambda x: bandit_gradient(x, beta, estimator, loss_type), REF.log(), steps=400)
-    close(logits.softmax(-1), optimum, 1e-3)
+    check(logits.softmax(-1), optimum, 1e-3)
     p = logits.softmax(-1)
     objective = float((p * REWARD).sum() - beta * (p * (p / REF).log()).sum())
     assert objective == pytest.approx(beta * float((REF * (REWARD / beta).exp()).sum().log()), abs=1e-4)
@@ -91,7 +91,7 @@ def test_whitened_advantages_keep_the_fixed_point() -> None:
     m = torch.ones_like(logp, dtype=torch.bool)
     rewards = token_rewards(torch.repeat_interleave(REWARD, counts), kl, 0.5, m)
     returns, _ = compute_advantages("reinforce", rewards, m)
-    close(whiten(returns, m), torch.zeros(logp.shape), 1e-6)
+    check(whiten(returns, m), torch.zeros(logp.shape), 1e-6)
 
 
 SEQUENCES = torch.tensor(list(product([0, 1], repeat=2)))
@@ -117,9 +117,9 @@ def test_two_token_sequence(estimator: AdvantageEstimator) -> None:
 
     parameters = optimise(grad, torch.zeros(3, 2, dtype=F64), steps=400)
     p = sequence_logprobs(parameters).sum(-1).exp()
-    close(p, [0.09626, 0.09626, 0.09626, 0.71123], 1e-3)
+    check(p, [0.09626, 0.09626, 0.09626, 0.71123], 1e-3)
     conditional = parameters.softmax(-1)[:, 1]
-    close(conditional, [0.80749, 0.5, 0.88080], 1e-3)
+    check(conditional, [0.80749, 0.5, 0.88080], 1e-3)
     kl = float((p * (4 * p).log()).sum())
     assert kl == pytest.approx(0.46801, abs=2e-3)
     assert float(p[3]) - 0.5 * kl == pytest.approx(0.47723, abs=1e-3)
@@ -140,9 +140,9 @@ def test_gradients_of_kl_as_a_loss() -> None:
     logits = torch.tensor([0.3, -0.2, 0.5, 0.1], dtype=F64, requires_grad=True)
     p = logits.detach().softmax(-1)
     d = (p / REF).log()
-    close(expected_kl_gradient(logits, "k1"), [0, 0, 0, 0], 1e-12)
-    close(expected_kl_gradient(logits, "k2"), p * (d - (p * d).sum()), 1e-12)  # of KL(p || ref)
-    close(expected_kl_gradient(logits, "k3"), p - REF, 1e-12)  # of KL(ref || p)
+    check(expected_kl_gradient(logits, "k1"), [0, 0, 0, 0], 1e-12)
+    check(expected_kl_gradient(logits, "k2"), p * (d - (p * d).sum()), 1e-12)  # of KL(p || ref)
+    check(expected_kl_gradient(logits, "k3"), p - REF, 1e-12)  # of KL(ref || p)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_k3_as_loss(beta: float, optimum: list[float]) -> None:
         return policy + beta * expected_kl_gradient(logits, "k3")
 
     # Small steps: past a k3 of 10, where the estimate is clamped, the pull back to the reference is gone.
-    close(optimise(grad, REF.log(), steps=400, lr=0.02).softmax(-1), optimum, 1e-3)
+    check(optimise(grad, REF.log(), steps=400, lr=0.02).softmax(-1), optimum, 1e-3)
 
 
 @pytest.mark.parametrize("beta", [0.5, 0.1])
@@ -184,7 +184,7 @@ def test_k3_as_loss_with_sampled_groups(beta: float) -> None:
         return gradient((policy + beta * kl.total) / kl.count, logits)
 
     optimise(grad, REF.log(), steps=500, lr=0.02)
-    close(torch.stack(tail[-150:]).mean(0), optimum, 0.01)
+    check(torch.stack(tail[-150:]).mean(0), optimum, 0.01)
 
 
 P = torch.full((4,), 0.25, dtype=F64)
@@ -204,7 +204,7 @@ def group_gradients(estimator: AdvantageEstimator, actions: Tensor) -> Tensor:
 @pytest.mark.parametrize(("estimator", "factor"), [("rloo", 1), ("dr_grpo", 3 / 4), ("reinforce_baseline", 3 / 4)])
 def test_expected_gradient_exactly(estimator: AdvantageEstimator, factor: float) -> None:
     actions = torch.tensor(list(product(range(4), repeat=4)))  # all groups of 4, equally likely
-    close(group_gradients(estimator, actions).mean(0), factor * TRUE_GRADIENT, 1e-7)
+    check(group_gradients(estimator, actions).mean(0), factor * TRUE_GRADIENT, 1e-7)
 
 
 @pytest.mark.parametrize(("estimator", "factor"), [("rloo", 1), ("dr_grpo", 7 / 8), ("reinforce_baseline", 7 / 8)])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from openrlhf.core.logprobs import entropy_from_logits, logprobs_from_logits, token_logprobs
-from support.core_helpers import INF, NAN, close, gradient
+from support.core_helpers import INF, NAN, check, gradient
 
 F64 = torch.float64
 
@@ -64,7 +64,7 @@ def test_entropy_with_zero_probabilities(
     z = torch.tensor([logits], dtype=dtype, requires_grad=True)
     entropy = function(z)
     assert float(entropy.detach()) == pytest.approx(expected, abs=1e-6)
-    close(gradient(entropy.sum(), z), torch.zeros(z.shape), 1e-6)
+    check(gradient(entropy.sum(), z), torch.zeros(z.shape), 1e-6)
 
 
 def test_target_of_probability_zero_has_a_finite_gradient() -> None:
@@ -72,7 +72,7 @@ def test_target_of_probability_zero_has_a_finite_gradient() -> None:
     h, w = torch.zeros(1, 2), torch.zeros(3, 2)
     logp, _ = token_logprobs(h, w, torch.tensor([1]), bias=z, chunk_vocab=2)
     assert float(logp.detach()) == -INF
-    close(gradient(logp.sum(), z), [-0.5, 1, -0.5])
+    check(gradient(logp.sum(), z), [-0.5, 1, -0.5])
 
 
 @pytest.mark.parametrize("with_entropy", [False, True])
@@ -88,18 +88,18 @@ def test_equals_the_plain_way(
     logp, entropy = token_logprobs(hidden, weight, targets, temperature, given_bias, with_entropy, *tile)
     logits = torch.nn.functional.linear(hidden, weight, given_bias)
     plain, plain_entropy = logprobs_from_logits(logits, targets, temperature), entropy_from_logits(logits, temperature)
-    close(logp, plain, 1e-12)
+    check(logp, plain, 1e-12)
     up = torch.randn(2, 7, dtype=F64, generator=torch.Generator().manual_seed(1))
     total, plain_total = (logp * up[0]).sum(), (plain * up[0]).sum()
     if with_entropy:
         assert entropy is not None
-        close(entropy, plain_entropy, 1e-12)
+        check(entropy, plain_entropy, 1e-12)
         total, plain_total = total + (entropy * up[1]).sum(), plain_total + (plain_entropy * up[1]).sum()
     else:
         assert entropy is None
     grads, expected = torch.autograd.grad(total, leaves), torch.autograd.grad(plain_total, leaves)
     for mine, theirs in zip(grads, expected, strict=True):
-        close(mine, theirs, 1e-12)
+        check(mine, theirs, 1e-12)
 
 
 @pytest.mark.parametrize("wanted", ["hidden", "weight", "bias", "none"])
@@ -121,7 +121,7 @@ def test_gradient_goes_only_where_it_is_wanted(wanted: str) -> None:
     for name, leaf in leaves.items():
         if name == wanted:
             assert leaf.grad is not None
-            close(leaf.grad, expected, 1e-12)
+            check(leaf.grad, expected, 1e-12)
         else:
             assert leaf.grad is None
 
@@ -131,7 +131,7 @@ def test_weight_tied_to_the_embedding() -> None:
     ids, targets = torch.tensor([1, 3, 3, 10]), torch.tensor([3, 3, 10, 0])
     chunked = gradient(token_logprobs(table[ids].tanh(), table, targets, chunk_tokens=3, chunk_vocab=4)[0].sum(), table)
     plain = gradient(logprobs_from_logits(table[ids].tanh() @ table.t(), targets).sum(), table)
-    close(chunked, plain, 1e-12)
+    check(chunked, plain, 1e-12)
 
 
 def test_half_precision_keeps_softmax_in_float32() -> None:
@@ -142,8 +142,8 @@ def test_half_precision_keeps_softmax_in_float32() -> None:
     logits = torch.nn.functional.linear(hidden, weight, bias)
     assert entropy is not None
     assert logp.dtype == entropy.dtype == torch.float32
-    close(logp, logprobs_from_logits(logits, targets), 1e-5)
-    close(entropy, entropy_from_logits(logits), 1e-5)
+    check(logp, logprobs_from_logits(logits, targets), 1e-5)
+    check(entropy, entropy_from_logits(logits), 1e-5)
     grads = torch.autograd.grad(logp.sum(), (hidden, weight, bias))
     assert [g.dtype for g in grads] == [torch.bfloat16] * 3
     wide = [t.detach().double().requires_grad_() for t in (hidden, weight, bias)]
@@ -217,8 +217,8 @@ def test_any_shape_and_tile(n: int, v: int, tile: tuple[int, int], scale: float,
     logp, entropy = token_logprobs(hidden, weight, targets, 1.0, bias, True, *tile)
     assert entropy is not None
     logits = torch.nn.functional.linear(hidden, weight, bias)
-    close(logp, logprobs_from_logits(logits, targets), 1e-9 * scale + 1e-10)
-    close(entropy, entropy_from_logits(logits), 1e-9 * scale + 1e-10)
+    check(logp, logprobs_from_logits(logits, targets), 1e-9 * scale + 1e-10)
+    check(entropy, entropy_from_logits(logits), 1e-9 * scale + 1e-10)
     assert (logp <= 0).all()
     assert (entropy >= -1e-9).all()
     assert (entropy <= math.log(v) + 1e-9).all()

@@ -13,7 +13,7 @@ from openrlhf.core.config import AdvantageConfig, LossAggMode, PolicyLossConfig,
 from openrlhf.core.losses.aggregate import loss_count
 from openrlhf.core.losses.output import LossOutput
 from openrlhf.core.losses.policy import entropy_loss, kl_loss, policy_loss
-from support.core_helpers import INF, NAN, close, gradient, mask, mean, metric_means, random_inputs, rows, step_mean
+from support.core_helpers import INF, NAN, check, gradient, mask, mean, metric_means, random_inputs, rows, step_mean
 
 PPO = PolicyLossConfig()
 GSPO = PolicyLossConfig(policy_loss_type="gspo")
@@ -125,7 +125,7 @@ def test_gspo_ratio_is_the_geometric_mean() -> None:
     )
     assert out.count == 1
     assert mean(out) == pytest.approx(-2 * math.exp(0.1))
-    close(gradient(out.total, logp), [[-math.exp(0.1)] * 2 + [0], [0, 0, 0]])
+    check(gradient(out.total, logp), [[-math.exp(0.1)] * 2 + [0], [0, 0, 0]])
 
 
 VARIANTS = [
@@ -154,7 +154,7 @@ def test_gradient_does_not_depend_on_the_split(config: PolicyLossConfig, correct
     whole = grad(6)
     assert whole.abs().sum() > 0
     for micro, left, right in [(1, 0, 0), (2, 0, 5), (4, 3, 0), (6, 40, 40)]:
-        close(grad(micro, left, right), whole, 1e-7)
+        check(grad(micro, left, right), whole, 1e-7)
 
 
 def test_permuting_the_samples_permutes_the_gradient() -> None:
@@ -165,7 +165,7 @@ def test_permuting_the_samples_permutes_the_gradient() -> None:
         logp = part.pop("logprobs").requires_grad_()
         return gradient(step_mean([policy_loss(logprobs=logp, **part, config=PPO, correction=CORRECTED)]), logp)
 
-    close(grad(order), grad(torch.arange(6))[order], 1e-7)
+    check(grad(order), grad(torch.arange(6))[order], 1e-7)
 
 
 # B005
@@ -234,7 +234,7 @@ def test_nan_under_the_mask_reaches_nothing() -> None:
         logprobs=logp, old_logprobs=junk, rollout_logprobs=junk, advantages=rows([1.0, NAN, INF]),
         action_mask=mask([1, 0, 0]), config=PPO, correction=CORRECTED,
     )  # fmt: skip
-    close(gradient(out.total, logp), [[-math.exp(0.1), 0, 0]])
+    check(gradient(out.total, logp), [[-math.exp(0.1), 0, 0]])
     assert all(math.isfinite(v) for v in metric_means(out).values())
 
 
@@ -252,7 +252,7 @@ def test_first_step_ratio_is_one_and_detached_logprobs_equal_the_long_way() -> N
     long = policy_loss(logprobs=logp, **inputs, config=PPO)
     inputs["old_logprobs"] = logp
     short = policy_loss(logprobs=logp, **inputs, config=PPO)
-    close(gradient(short.total, logp), gradient(long.total, logp), 0)
+    check(gradient(short.total, logp), gradient(long.total, logp), 0)
     assert metric_means(long)["ppo_clip_ratio"] == 0
     assert metric_means(long)["ppo_kl"] == 0
 
@@ -296,7 +296,7 @@ def test_kl_loss() -> None:
     out = kl_loss(logprobs=logp, ref_logprobs=rows([0, 0, NAN]), action_mask=mask([1, 1, 0]), estimator="k2")
     assert mean(out) == pytest.approx(0.045)
     assert metric_means(out)["kl"] == pytest.approx(0.045)
-    close(gradient(out.total, logp), [[0.3, -0.3, 0]])
+    check(gradient(out.total, logp), [[0.3, -0.3, 0]])
 
 
 def test_entropy_loss() -> None:
@@ -304,4 +304,4 @@ def test_entropy_loss() -> None:
     out = entropy_loss(entropy=entropy, action_mask=mask([1, 0, 1]))
     assert mean(out) == pytest.approx(0.75)
     assert metric_means(out)["entropy_loss"] == pytest.approx(0.75)
-    close(gradient(out.total, entropy), [[1, 0, 1]])
+    check(gradient(out.total, entropy), [[1, 0, 1]])

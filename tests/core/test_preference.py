@@ -11,7 +11,7 @@ from torch import Tensor
 from openrlhf.core.losses.preference import PairLogprobs, chosen_nll_loss, dpo_loss, sequence_logprobs
 from openrlhf.core.losses.reward_model import reward_model_loss
 from openrlhf.core.losses.sft import sft_loss
-from support.core_helpers import INF, NAN, close, gradient, mask, mean, metric_means, rows
+from support.core_helpers import INF, NAN, check, gradient, mask, mean, metric_means, rows
 
 
 def vec(*values: float) -> Tensor:
@@ -29,8 +29,8 @@ def sigmoid(x: float) -> float:
 def test_sequence_logprobs_are_sums_over_the_answer() -> None:
     x = rows([-1, -2, NAN], [NAN, -4, -5]).requires_grad_()
     out = sequence_logprobs(x, mask([1, 1, 0], [0, 1, 1]))
-    close(out, [-3, -9])
-    close(gradient(out.sum(), x), [[1, 1, 0], [0, 1, 1]])
+    check(out, [-3, -9])
+    check(gradient(out.sum(), x), [[1, 1, 0], [0, 1, 1]])
 
 
 # z = (-10 + 11) - (-13 + 12) = 2
@@ -80,7 +80,7 @@ def test_padding_pairs_are_left_out() -> None:
     out = dpo_loss(pair, beta=1.0, valid=torch.tensor([True, False]))
     assert out.count == 1
     assert mean(out) == pytest.approx(softplus(-1))
-    close(gradient(out.total, pair.chosen), [-sigmoid(-1), 0])
+    check(gradient(out.total, pair.chosen), [-sigmoid(-1), 0])
     none = dpo_loss(pair, beta=1.0, valid=torch.tensor([False, False]))
     assert (mean(none), none.count) == (0, 0)
 
@@ -108,7 +108,7 @@ def test_chosen_nll_is_a_mean_per_answer() -> None:
     out = chosen_nll_loss(logprobs=x, loss_mask=mask([1, 1, 0], [0, 0, 1], [0, 0, 0]))
     assert out.count == 2
     assert mean(out) == pytest.approx((1.5 + 5) / 2)
-    close(gradient(out.total, x), [[-0.5, -0.5, 0], [0, 0, -1], [0, 0, 0]])
+    check(gradient(out.total, x), [[-0.5, -0.5, 0], [0, 0, -1], [0, 0, 0]])
 
 
 def test_sft_is_a_mean_per_token() -> None:
@@ -117,7 +117,7 @@ def test_sft_is_a_mean_per_token() -> None:
     assert out.count == 3
     assert mean(out) == pytest.approx(3)
     assert metric_means(out) == {"gpt_loss": pytest.approx(3)}
-    close(gradient(out.total, x), [[-1, -1, 0], [0, 0, -1]])
+    check(gradient(out.total, x), [[-1, -1, 0], [0, 0, -1]])
     assert mean(sft_loss(logprobs=x, loss_mask=torch.zeros(2, 3, dtype=torch.bool))) == 0
 
 

@@ -23,7 +23,7 @@ from openrlhf.core.config import (
 from openrlhf.core.losses.aggregate import aggregate, loss_count
 from openrlhf.core.losses.policy import policy_loss
 from openrlhf.core.rewards import group_baseline, token_rewards
-from support.core_helpers import NAN, close, gradient
+from support.core_helpers import NAN, check, gradient
 
 PROFILE = settings(max_examples=60, deadline=None)
 seeds = st.integers(0, 10_000)
@@ -120,7 +120,7 @@ def test_token_rewards_sum_to_reward_minus_kl(m: Tensor, coef: float, seed: int)
     kl = like(m, seed + 1)
     out = token_rewards(reward, kl, coef, m)
     expected = torch.where(m.any(-1), reward, torch.zeros_like(reward)) - coef * torch.nan_to_num(kl, nan=0.0).sum(-1)
-    close(out.sum(-1), expected, 1e-9)
+    check(out.sum(-1), expected, 1e-9)
     assert (out[~m] == 0).all()
 
 

@@ -18,7 +18,7 @@ from openrlhf.core.rewards import (
     stop_properly_penalty,
     token_rewards,
 )
-from support.core_helpers import INF, NAN, close, mask, rows
+from support.core_helpers import INF, NAN, check, mask, rows
 
 F64 = torch.float64
 SQRT_HALF = 0.7071067811865476
@@ -42,7 +42,7 @@ def vec(*values: float) -> torch.Tensor:
 )
 def test_baseline_of_one_group(estimator: AdvantageEstimator, expected: list[float]) -> None:
     result = group_baseline(estimator, vec(1, 0, 0, 0), ["p"] * 4)
-    close(result.rewards, expected, 1e-8)
+    check(result.rewards, expected, 1e-8)
     assert result.keep.all()
     assert result.dropped_groups == 0
     assert result.group_std == pytest.approx(0.5)
@@ -66,7 +66,7 @@ def test_failed_sample_is_left_out(estimator: AdvantageEstimator, expected: list
         result = group_baseline(estimator, vec(1, NAN, 3), [7, 7, 7])
     else:
         result = group_baseline(estimator, vec(1, 1e6, 3), [7, 7, 7], torch.tensor([True, False, True]))
-    close(result.rewards, expected, 1e-8)
+    check(result.rewards, expected, 1e-8)
     assert result.keep.tolist() == [True, False, True]
 
 
@@ -84,7 +84,7 @@ def test_group_with_fewer_than_two_survivors_is_dropped(estimator: AdvantageEsti
 @pytest.mark.parametrize("estimator", ["gae", "reinforce"])
 def test_single_samples_are_kept_without_a_baseline(estimator: AdvantageEstimator) -> None:
     result = group_baseline(estimator, vec(2, NAN, 3), ["a", "b", "c"])
-    close(result.rewards, [2, 0, 3])
+    check(result.rewards, [2, 0, 3])
     assert result.keep.tolist() == [True, False, True]
     assert result.dropped_groups == 1
 
@@ -104,8 +104,8 @@ def test_constant_groups_have_advantage_exactly_zero_in_any_order(estimator: Adv
 def test_incomplete_group_does_not_shift_the_others(estimator: AdvantageEstimator) -> None:
     a, b = vec(0, 1, 2, 5), vec(1, 0, 0)
     alone = [group_baseline(estimator, a, "aaaa").rewards, group_baseline(estimator, b, "bbb").rewards]
-    close(group_baseline(estimator, torch.cat([a, b]), "aaaabbb").rewards, torch.cat(alone))
-    close(group_baseline(estimator, torch.cat([b, a]), "bbbaaaa").rewards, torch.cat(alone[::-1]))
+    check(group_baseline(estimator, torch.cat([a, b]), "aaaabbb").rewards, torch.cat(alone))
+    check(group_baseline(estimator, torch.cat([b, a]), "bbbaaaa").rewards, torch.cat(alone[::-1]))
 
 
 @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
@@ -113,26 +113,26 @@ def test_order_of_arrival_is_irrelevant(estimator: AdvantageEstimator) -> None:
     rewards, ids = vec(0, 1, 2, 5, 1, 0, 3), torch.tensor([4, 4, 9, 4, 9, 9, 4])
     reference = group_baseline(estimator, rewards, ids).rewards
     order = torch.randperm(7, generator=torch.Generator().manual_seed(1))
-    close(group_baseline(estimator, rewards[order], ids[order]).rewards, reference[order], 1e-12)
+    check(group_baseline(estimator, rewards[order], ids[order]).rewards, reference[order], 1e-12)
 
 
 @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
 def test_a_constant_added_to_all_rewards_of_a_prompt_changes_nothing(estimator: AdvantageEstimator) -> None:
     rewards = vec(0, 1, 2, 5)
     reference = group_baseline(estimator, rewards, [0] * 4).rewards
-    close(group_baseline(estimator, rewards + 1000.5, [0] * 4).rewards, reference, 1e-10)
+    check(group_baseline(estimator, rewards + 1000.5, [0] * 4).rewards, reference, 1e-10)
 
 
 def test_group_norm_ignores_the_scale_of_rewards() -> None:
     rewards = vec(0, 1, 2, 5)
     reference = group_baseline("group_norm", rewards, [0] * 4).rewards
-    close(group_baseline("group_norm", rewards * 37, [0] * 4).rewards, reference, 1e-8)
+    check(group_baseline("group_norm", rewards * 37, [0] * 4).rewards, reference, 1e-8)
 
 
 def test_rloo_is_the_reward_minus_the_mean_of_the_others() -> None:
     rewards = torch.randn(6, dtype=F64, generator=torch.Generator().manual_seed(0))
     expected = [float(r - (rewards.sum() - r) / 5) for r in rewards]
-    close(group_baseline("rloo", rewards, [0] * 6).rewards, expected, 1e-12)
+    check(group_baseline("rloo", rewards, [0] * 6).rewards, expected, 1e-12)
 
 
 def test_group_std_is_the_mean_over_groups() -> None:
@@ -172,7 +172,7 @@ def test_overlong_buffer_out_of_range(buffer: float) -> None:
     [(0.0, [0, 2, 0]), (0.5, [0.5, 2, -0.5]), (1.0, [1, 2, -1]), (-0.5, [-0.5, 2, -0.5])],
 )
 def test_stop_properly_penalty(coef: float, expected: list[float]) -> None:
-    close(stop_properly_penalty(vec(1, 2, -1), torch.tensor([True, False, True]), coef), expected)
+    check(stop_properly_penalty(vec(1, 2, -1), torch.tensor([True, False, True]), coef), expected)
 
 
 def test_stop_properly_penalty_above_one() -> None:
@@ -235,7 +235,7 @@ def test_running_norm_equals_one_pass_over_everything(splits: list[int]) -> None
         norm.update(rewards[start:stop])
     assert norm.mean == pytest.approx(float(rewards.mean()), rel=1e-12)
     assert norm.std == pytest.approx(float(rewards.std(correction=0)), rel=1e-10)
-    close(norm.normalize(rewards), (rewards - rewards.mean()) / rewards.std(correction=0), 1e-9)
+    check(norm.normalize(rewards), (rewards - rewards.mean()) / rewards.std(correction=0), 1e-9)
 
 
 def test_running_norm_leaves_failed_samples_out() -> None:
@@ -254,7 +254,7 @@ def test_running_norm_of_equal_rewards_is_zero() -> None:
 
 def test_running_norm_starts_from_stored_statistics() -> None:
     norm = RunningRewardNorm.from_stored(2.0, 4.0)
-    close(norm.normalize(vec(2, 6)), [0, 1])
+    check(norm.normalize(vec(2, 6)), [0, 1])
     norm.update(vec(2.0))
     assert norm.std == pytest.approx(4.0, rel=1e-2)
     with pytest.raises(ValueError, match="stored mean and std"):
@@ -282,20 +282,20 @@ def test_running_norm_state_round_trip() -> None:
     ],
 )
 def test_reward_sits_on_the_last_trainable_token(action_mask: list[int], expected: list[float]) -> None:
-    close(token_rewards(vec(1), None, 0.1, mask(action_mask)), [expected])
+    check(token_rewards(vec(1), None, 0.1, mask(action_mask)), [expected])
 
 
 # B027
 def test_kl_penalty_per_token() -> None:
     m = mask([1, 1, 1])
-    close(token_rewards(vec(1), rows([0.2, 0.2, 0.2]), 0.1, m), [[-0.02, -0.02, 0.98]])
-    close(token_rewards(vec(1), None, 0.1, m), [[0, 0, 1]])
-    close(token_rewards(vec(1), rows([0.2, 0.2, 0.2]), 0.0, m), [[0, 0, 1]])
+    check(token_rewards(vec(1), rows([0.2, 0.2, 0.2]), 0.1, m), [[-0.02, -0.02, 0.98]])
+    check(token_rewards(vec(1), None, 0.1, m), [[0, 0, 1]])
+    check(token_rewards(vec(1), rows([0.2, 0.2, 0.2]), 0.0, m), [[0, 0, 1]])
 
 
 def test_kl_under_the_mask_is_ignored() -> None:
     result = token_rewards(vec(1, 2), rows([NAN, 0.5, INF], [0.5, 1.0, NAN]), 1.0, mask([0, 1, 0], [1, 1, 0]))
-    close(result, [[0, 0.5, 0], [-0.5, 1, 0]])
+    check(result, [[0, 0.5, 0], [-0.5, 1, 0]])
 
 
 def test_token_rewards_check_shapes() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from openrlhf.core.losses.value import value_loss
-from support.core_helpers import INF, NAN, close, gradient, mask, mean, metric_means, rows
+from support.core_helpers import INF, NAN, check, gradient, mask, mean, metric_means, rows
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_mean_over_tokens_ignores_what_is_masked() -> None:
         value_clip=0.5,
     )  # fmt: skip
     assert mean(out) == pytest.approx((0.5 + 2) / 2)
-    close(gradient(out.total, v), [[1, 0, 2], [0, 0, 0]])
+    check(gradient(out.total, v), [[1, 0, 2], [0, 0, 0]])
 
 
 def test_all_masked() -> None:

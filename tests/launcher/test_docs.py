@@ -53,7 +53,8 @@ def commands(text: str) -> list[tuple[Command, list[str]]]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_command_parses(page: Path) -> None:
     for command, words in commands(page.read_text(encoding="utf-8")):
-        parse(command, [word for word in words if word != "..."] if "--config" not in words else [])
+        flags = [word for word in words if word != "..."] if "--config" not in words else []
+        assert parse(command, flags).given <= command.flags.keys()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -44,7 +44,7 @@ def gradient(total: Tensor, x: Tensor) -> Tensor:
     return grad
 
 
-def close(actual: Tensor, expected: Sequence[object] | Tensor, tol: float = 1e-6) -> None:
+def check(actual: Tensor, expected: Sequence[object] | Tensor, tol: float = 1e-6) -> None:
     """Assert equal shapes and values within tol, absolute; NaN equals nothing. (assert_close imports the compiler.)"""
     have, want = actual.detach().double(), torch.as_tensor(expected, dtype=torch.float64)
     assert have.shape == want.shape
