@@ -47,7 +47,7 @@ def interrupt(run: Run, signum: signal.Signals, *, group: bool) -> None:
     ("moment", "signum", "group"),
     [
         pytest.param(m, s, g, marks=[] if (m, s, g) in DEFAULT else pytest.mark.proof)
-        for DEFAULT in [{("start", signal.SIGINT, True), ("update", signal.SIGTERM, False)}]
+        for DEFAULT in [{("update", signal.SIGTERM, False)}]
         for m in MOMENTS
         for s in (signal.SIGINT, signal.SIGTERM)
         for g in (False, True)
