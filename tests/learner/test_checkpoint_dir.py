@@ -128,7 +128,7 @@ def test_replaced_directory_is_old_or_new(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
-def _kill_while_saving(root: Path, delays: list[float]) -> None:
+def check_kills_while_saving(root: Path, delays: list[float]) -> None:
     """After every kill the newest checkpoint is whole, and no older than the last one reported."""
     store, seen = CheckpointStore(root, max_num=2), 0
     for delay in delays:
@@ -149,15 +149,15 @@ def _kill_while_saving(root: Path, delays: list[float]) -> None:
         want = latest.step.to_bytes(4, "big") * learner_saver.SIZE
         assert all(p.read_bytes() == want for p in files)
         seen = latest.step
+    assert all(p.name.startswith((TEMPORARY, "global_step", "latest")) for p in root.iterdir())
 
 
 def test_kill_during_a_save_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     rng = random.Random(0)
-    _kill_while_saving(tmp_path, [rng.uniform(0.0, 0.2) for _ in range(3)])
-    assert all(p.name.startswith((TEMPORARY, "global_step", "latest")) for p in tmp_path.iterdir())
+    check_kills_while_saving(tmp_path, [rng.uniform(0.0, 0.2) for _ in range(3)])
 
 
 @pytest.mark.proof
 def test_kill_at_fifty_moments(tmp_path: Path) -> None:
     rng = random.Random(1)
-    _kill_while_saving(tmp_path, [rng.uniform(0.0, 0.3) for _ in range(50)])
+    check_kills_while_saving(tmp_path, [rng.uniform(0.0, 0.3) for _ in range(50)])
