@@ -33,7 +33,11 @@ def train_ppo(config: TrainPPOConfig) -> int:
     except StoppedAfterSave as stop:
         log.warning("%s; resume with --ckpt.load_enable", stop)
         return signals.SAVED_EXIT
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if (signum := signals.received()) is not None:
+            return 128 + signum
+        if isinstance(error, SystemExit):
+            raise
         return report_error(error)
     finally:
         signals.ignore()

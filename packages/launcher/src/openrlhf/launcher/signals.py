@@ -24,6 +24,18 @@ class Interrupted(SystemExit):
         self.signum = signum
 
 
+_received: signal.Signals | None = None
+
+
+def received() -> signal.Signals | None:
+    """The signal that asked this process to end, if one did.
+
+    Ray turns an exit that is raised while it waits into one with code 1, and actors killed by the same signal into
+    errors: the way out of a run asks here for the reason.
+    """
+    return _received
+
+
 def install() -> None:
     """Handle INT and TERM in this process. Call again after anything that replaces the handlers, as ray.init does."""
     for signum in HANDLED:
@@ -37,8 +49,10 @@ def ignore() -> None:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
+    global _received
     del frame
     ignore()
+    _received = signal.Signals(signum)
     sys.stderr.write(f"\n{signal.Signals(signum).name} received: ending the run\n")
     raise Interrupted(signum)
 

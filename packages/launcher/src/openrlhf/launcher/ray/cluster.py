@@ -152,6 +152,8 @@ def _start(run_id: str) -> Cluster:
     try:
         return _start_once(run_id)
     except Exception as error:
+        if signals.received() is not None:
+            raise
         log.warning("Ray did not start (%s): trying once more", error)
     try:
         return _start_once(run_id)
