@@ -177,6 +177,21 @@ def test_a_process_that_dies_fails_its_call_only(reward_file):
     assert with_pool(code, body).rewards == [1.0]
 
 
+def test_a_call_whose_process_is_killed_is_made_once_more(reward_file, tmp_path, caplog):
+    source = f"""
+        import os, pathlib, signal
+        def reward_func(queries, prompts, labels):
+            mark = pathlib.Path({str(tmp_path / "killed")!r})
+            if not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return [0.5]
+    """
+    code = check_reward_file(reward_file(source), run=False)
+    assert with_pool(code, lambda pool: score(pool, ["x"])).rewards == [0.5]
+    assert "exit code -9" in caplog.text
+
+
 def test_prints_are_bounded_and_disturb_nothing(reward_file, capsys):  # B147
     source = """
         import sys

@@ -15,7 +15,7 @@ from typing import Any
 
 from openrlhf.agents.files import CodeFile
 from openrlhf.agents.reward_file import code_frame
-from openrlhf.agents.rewards import RewardError, RewardResult, RewardTimeoutError
+from openrlhf.agents.rewards import RewardError, RewardProcessDiedError, RewardResult, RewardTimeoutError
 from openrlhf.agents.types import Failure
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class RewardProcess:
         except (OSError, EOFError) as error:  # the pipe is gone
             code = await self.kill()
             message = f"{self.code.name}: the reward process ended (exit code {code}) during {what}"
-            raise RewardError(message) from error
+            raise RewardProcessDiedError(message) from error
         except BaseException:
             await self.kill()  # a call that nobody waits for any more: its answer would be taken for the next one
             raise
@@ -141,7 +141,8 @@ class RewardProcess:
 class RewardPool:
     """The reward function of a file as a `RewardSource`, in one or several processes.
 
-    A call that is too slow is killed and raises RewardTimeoutError; later calls get a fresh process.
+    A call that is too slow is killed and raises RewardTimeoutError; later calls get a fresh process. A call whose
+    process dies, as at the hands of the system when memory is short, is made once more in a fresh one.
     """
 
     def __init__(self, code: CodeFile, timeout: float, processes: int = 1) -> None:
@@ -169,7 +170,11 @@ class RewardPool:
     ) -> RewardResult:
         process = await self._idle.get()
         try:
-            return await process.call(queries, prompts, labels, responses)
+            try:
+                return await process.call(queries, prompts, labels, responses)
+            except RewardProcessDiedError as error:
+                logger.warning("%s: calling it once more in a new process", error)
+                return await process.call(queries, prompts, labels, responses)
         finally:
             self._idle.put_nowait(process)
 

@@ -61,6 +61,10 @@ class RewardTimeoutError(RewardError):
     """A reward call took longer than --reward.timeout; its process was killed."""
 
 
+class RewardProcessDiedError(RewardError):
+    """The process around the reward function ended during the call: killed from outside, or by the function itself."""
+
+
 def reward_label(label: Any) -> Any:
     """A label as reward functions get it: numbers and booleans as JSON text, None and everything else unchanged."""
     if isinstance(label, (bool, int, float)):
