@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -137,6 +138,21 @@ def test_evaluation_has_its_own_samples() -> None:  # B056, B076
     assert metrics["eval/eval_default_pass1"] == 0.5
     assert metrics["eval/eval_default_pass4"] == 1.0
     assert metrics["eval/eval_num_samples"] == 12
+
+
+@pytest.mark.parametrize("pipeline", [{}, {"train.async_enable": True}])
+def test_evaluation_takes_its_rewards_from_an_in_cluster_model(pipeline: dict[str, Any]) -> None:
+    def score(item: PromptItem, sample: int) -> SampleInfo:
+        return FAILED if sample == 3 else replace(GOOD, reward=None, score=None)
+
+    flags = {"reward.remote_url": None, "reward.model_name_or_path": "rm", "eval.steps": 2}
+    learner = FakeLearner(rewards=lambda sample: float(sample.position))
+    run = fake_run(4, score=score, learner=learner, eval_prompts=3, eval__n_samples_per_prompt=4, **flags, **pipeline)
+    run.run()
+    _, metrics = run.sink.evaluations[0]
+    assert metrics["eval/eval_default_pass1"] == 1.0  # the mean of 0, 1 and 2
+    assert metrics["eval/eval_default_pass4"] == 2.0
+    assert metrics["eval/eval_failed_samples"] == 3
 
 
 def test_last_evaluation_happens_once() -> None:

@@ -24,7 +24,7 @@ from openrlhf.launcher.trainer.evaluation import evaluation_metrics
 from openrlhf.launcher.trainer.pipeline import make_pipeline
 from openrlhf.launcher.trainer.plan import cut_mini_batches, epoch_order
 from openrlhf.launcher.trainer.protocols import EvalRequest, Group, Learner, Rollout
-from openrlhf.launcher.trainer.shaping import ShapedBatch, shape_groups, unscored_refs
+from openrlhf.launcher.trainer.shaping import ShapedBatch, shape_groups, unscored_refs, with_rewards
 
 log = logging.getLogger(__name__)
 
@@ -275,6 +275,8 @@ class Trainer:
         )
         began = self.parts.clock()
         groups = await self.pipeline.evaluate(self.parts.eval_prompts, request)
+        if self.config.has_reward_model and (unscored := unscored_refs(groups)):
+            groups = with_rewards(groups, await self.parts.learner.score_rewards(unscored))
         metrics = evaluation_metrics(groups, request.n_samples_per_prompt)
         metrics["timing/evaluation"] = self.parts.clock() - began
         self.evaluation, self.evaluated_at = metrics, step

@@ -7,7 +7,7 @@ Failed samples are left out of all statistics and of training.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -36,6 +36,12 @@ def unscored_refs(groups: Sequence[Group]) -> list[SampleRef]:
         SampleRef(handle=g.handle, position=i, index=index, reward=0.0, length=s.total_length)
         for index, (g, i, s) in enumerate(flatten(groups))
     ]
+
+
+def with_rewards(groups: Sequence[Group], rewards: Sequence[float]) -> list[Group]:
+    """The groups with these rewards, in the order of `unscored_refs`, in place of the samples' own."""
+    own = iter(rewards)
+    return [replace(g, samples=[s if s.failed else replace(s, reward=next(own)) for s in g.samples]) for g in groups]
 
 
 def shape_groups(
