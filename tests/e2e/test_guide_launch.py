@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.t
 
 BIN = Path(sys.executable).parent
 
-# One GPU per role and one engine; otherwise the flags of the guide that this machine can honour.
+# All flags of the guide, with one GPU per role, one engine, and numbers that fit.
 QUICK_LAUNCH = """
    --actor.model_name_or_path MODEL
    --reward.remote_url REWARD
@@ -38,7 +38,10 @@ QUICK_LAUNCH = """
    --actor.num_gpus_per_node 1
    --vllm.num_engines 1
    --vllm.tensor_parallel_size 1
+   --train.colocate_all
    --vllm.gpu_memory_utilization 0.7
+   --vllm.enable_sleep
+   --ds.enable_sleep
    --vllm.sync_backend nccl
    --vllm.enforce_eager
 
@@ -110,6 +113,9 @@ def test_quick_launch_as_a_ray_job(running_ray: dict[str, str], tmp_path: Path) 
     done = subprocess.run(submit, env=running_ray, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "step 2 " in done.stdout
-    assert "no GPU: --vllm.sync_backend nccl becomes gloo" in done.stdout
+    for option in ("vllm.sync_backend", "vllm.enable_sleep", "ds.enable_sleep", "train.colocate_all"):
+        assert f"no GPU: --{option} " in done.stdout
+    for option in ("vllm.gpu_memory_utilization", "vllm.enforce_eager"):
+        assert f"no GPU: --{option} " in done.stdout
     assert "Started a local Ray" not in done.stdout
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "qwen3"

@@ -27,10 +27,11 @@ MARK = "OPENRLHF_TEST_RUN"
 
 @dataclass
 class Workspace:
-    """A folder with model, data and reward function."""
+    """A folder with model, data and reward function. without: flags of `flags` that a run is not to have."""
 
     path: Path
     model: str
+    without: tuple[str, ...] = ()
 
     @property
     def flags(self) -> list[str]:
@@ -54,7 +55,8 @@ class Workspace:
             "ckpt.output_dir": self.path / "model_out",
             "ckpt.path": self.path / "checkpoints",
         }
-        return [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+        own = {name: value for name, value in flags.items() if name not in self.without}
+        return [part for name, value in own.items() for part in (f"--{name}", str(value))]
 
 
 def make_workspace(path: Path, model: str, *, prompts: int = 8, reward: str = REWARD) -> Workspace:
