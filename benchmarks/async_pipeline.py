@@ -91,8 +91,6 @@ def simulate(batches: int, seconds: float, sigma: float, **flags: Any) -> tuple[
     learner.busy = lambda: rollout.running
     pipeline: Any = run.trainer.pipeline
     pipeline._rollout = rollout
-    if not run.config.train.async_enable:
-        pipeline._collector._run_group = rollout.run_group
     run.rollout = rollout
     loop = SimulatedLoop()
     ends: list[float] = []

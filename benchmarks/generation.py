@@ -131,7 +131,7 @@ def main() -> None:
             remote: Any = ray.remote(EngineActor)
             actor = remote.options(num_cpus=0, max_concurrency=1000, runtime_env={"env_vars": env})
             engine = actor.remote()
-            ray.get(engine.start.remote(spec), timeout=600)
+            ray.get(engine.start.remote(spec, serve=True), timeout=600)
             ours = asyncio.run(run_path(engine, args))
             ray.get(engine.call.remote("shutdown"), timeout=60)
         finally:

@@ -36,6 +36,20 @@ def test_datasets_are_kept_apart() -> None:
     assert metrics["eval/eval_a_pass2"] == 1.0
     assert metrics["eval/eval_b_pass1"] == 0.0
     assert metrics["eval/eval_a_pass1_unbiased"] == 0.75
+    assert metrics["eval/eval_a_pass2_unbiased"] == 1.0
+
+
+def test_both_estimators_of_pass_at_k_are_named() -> None:
+    metrics = evaluation_metrics([group("a", [1.0, 0.0, 0.0, 0.0]), group("a", [0.0] * 4)], 4)
+    assert metrics["eval/eval_a_pass1"] == 0.125
+    assert metrics["eval/eval_a_pass4"] == 0.5
+    assert [metrics[f"eval/eval_a_pass{j}_unbiased"] for j in (1, 2, 4)] == [0.125, 0.25, 0.5]
+
+
+def test_rewards_that_are_no_verdicts_have_no_combinatorial_estimator() -> None:
+    metrics = evaluation_metrics([group("a", [0.5, -2.0])], 2)
+    assert metrics["eval/eval_a_pass2"] == 0.5
+    assert not [name for name in metrics if name.endswith("_unbiased")]
 
 
 def test_repeated_prompts_do_not_merge() -> None:  # B035

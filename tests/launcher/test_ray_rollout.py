@@ -11,10 +11,11 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from openrlhf.agents.types import PromptItem
-from openrlhf.launcher.ray import engine_watch
+from openrlhf.launcher.ray import engine_watch, rollout
 from openrlhf.launcher.ray.calls import WorkerDiedError
 from openrlhf.launcher.ray.engine_watch import EngineWatch
 from openrlhf.launcher.ray.rollout import RayRollout
+from openrlhf.launcher.trainer.protocols import Group
 from support.trainer_fakes import GOOD
 
 ITEM = PromptItem(group_id="e0-p0", prompt="p", position=0, episode=0)
@@ -26,6 +27,12 @@ class Worker:
     def __init__(self, outcome: Any) -> None:
         self.outcome = outcome
         self.run_group = self
+        self.engines_down = SimpleNamespace(remote=self.sign_of_life)
+
+    async def sign_of_life(self) -> dict[str, str]:
+        if self.outcome is None:
+            await asyncio.sleep(3600)
+        return {}
 
     def options(self, **_: Any) -> Worker:
         return self
@@ -45,7 +52,14 @@ def make(outcomes: list[Any], monkeypatch: pytest.MonkeyPatch, timeout: float = 
     fleet: Any = None
     monkeypatch.setattr("ray.put", list)
     return RayRollout(
-        lambda number: next(workers), fleet, workers=1, group_timeout=timeout, decode=str, n_samples=2, max_len=64
+        lambda number: next(workers),
+        fleet,
+        workers=1,
+        group_timeout=timeout,
+        silence=0.05,
+        decode=str,
+        n_samples=2,
+        max_len=64,
     )
 
 
@@ -76,6 +90,31 @@ def test_a_silent_worker_is_replaced(monkeypatch: pytest.MonkeyPatch, caplog: py
 
     assert asyncio.run(main()).samples == [GOOD]
     assert "agent worker 0 is gone (no answer within 0 s)" in caplog.text
+
+
+def test_a_worker_that_holds_its_interpreter_is_found_by_its_silence(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> list[Any]:
+        parts = make([None, [GOOD]], monkeypatch)
+        seen = [parts.actors[0]]
+        await parts.replace_silent_workers()
+        await parts.replace_silent_workers()
+        return [*seen, parts.actors[0], await parts.run_group(ITEM)]
+
+    silent, worker, group = asyncio.run(main())
+    assert worker is not silent
+    assert group.samples == [GOOD]
+    assert caplog.text.count("sign of life: no answer from agent worker 0 within 0 s") == 1
+
+
+def test_samples_that_never_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(rollout, "FETCH_TIMEOUT", 0.02)
+        await make([[GOOD]], monkeypatch).fetch(Group(prompt=ITEM, samples=[], handle=asyncio.sleep(3600)))
+
+    with pytest.raises(WorkerDiedError, match="samples: no answer from the store of group e0-p0"):
+        asyncio.run(main())
 
 
 def test_a_dead_learner_rank_ends_groups_that_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:

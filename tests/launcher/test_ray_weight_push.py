@@ -83,7 +83,13 @@ class World:
     """Two engines; engine 0 of the first generation dies in `dies`."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *, dies: str = "", pause: Pause | None = None, backend: Any = "gloo"
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        dies: str = "",
+        pause: Pause | None = None,
+        backend: Any = "gloo",
+        sleeps: bool = False,
     ) -> None:
         async def gather(refs: Any, *, what: str, names: Any, timeout: float) -> list[Any]:
             return list(await asyncio.gather(*refs))
@@ -99,7 +105,7 @@ class World:
             self.spawned.append(FakeEngine(f"e{len(self.spawned)}", self.log, dies if first else ""))
             return self.spawned[-1]
 
-        specs = [EngineSpec(model="M", name=f"engine {i}", sync_backend=backend) for i in range(2)]
+        specs = [EngineSpec(model="M", name=f"engine {i}", sync_backend=backend, enable_sleep=sleeps) for i in range(2)]
         self.fleet = EngineFleet(specs, spawn)
         self.policy: Any = FakePolicy(self.log)
         self.push = WeightPush(self.fleet, bucket_mb=1, tolerance=1e-3, vocab_size=64, pause=pause)
@@ -178,7 +184,7 @@ def test_partial_rollout_pauses_engines_around_the_push(monkeypatch: pytest.Monk
     assert asyncio.run(main()) == [pause, "push 1", "e0 receive_weights", "e0 resume", "e0 score"]
 
 
-@pytest.mark.parametrize("dies", ["receive_weights", "init_weight_transfer"])
+@pytest.mark.parametrize("dies", ["receive_weights", "init_weight_transfer", "score"])
 def test_engine_that_dies_in_a_push_is_replaced_and_all_get_everything_again(
     monkeypatch: pytest.MonkeyPatch, dies: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,6 +201,72 @@ def test_engine_that_dies_in_a_push_is_replaced_and_all_get_everything_again(
     assert world.fleet.fit
     assert "engine 0 is gone (e0 died): starting it again" in caplog.text
     assert "weight push 5 failed" in caplog.text
+
+
+@pytest.mark.parametrize("dies", ["wake weights", "wake kv_cache", "pause False", "resume"])
+def test_engine_that_dies_beside_the_transfer_is_replaced_too(monkeypatch: pytest.MonkeyPatch, dies: str) -> None:
+    async def main() -> World:
+        world = await World(monkeypatch, dies=dies, pause=Pause(clear_cache=False)).started()
+        world.fleet.state = "asleep"
+        await world.push.push(world.policy, 5)
+        return world
+
+    world = asyncio.run(main())
+    assert {"e1 receive_weights", "e2 receive_weights", "e2 score"} <= set(world.log)
+    assert world.announced == [["e2", "e1"]]
+    assert world.fleet.state == "awake"
+
+
+@pytest.mark.parametrize("dies", ["sleep", "wake weights"])
+def test_engine_that_dies_between_phases_is_left_to_the_watch(
+    monkeypatch: pytest.MonkeyPatch, dies: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> World:
+        world = await World(monkeypatch, dies=dies).started()
+        await world.push.push(world.policy, 5)
+        await world.fleet.sleep()
+        if dies != "sleep":
+            await world.fleet.wake_weights()
+            await world.fleet.wake_cache()
+        await world.watch().look()
+        return world
+
+    world = asyncio.run(main())
+    assert "e0 died" in caplog.text
+    assert world.announced == [["e2", "e1"]]
+    assert world.fleet.state == ("asleep" if dies == "sleep" else "awake")
+
+
+def test_engines_restarted_while_the_models_work_sleep_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> list[str]:
+        world = await World(monkeypatch, sleeps=True).started()
+        await world.push.push(world.policy, 5)
+        await world.fleet.sleep()
+        world.spawned[0].dead = True
+        world.log.clear()
+        async with world.push.alone():  # forward passes
+            looking = asyncio.create_task(world.watch().look())
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert world.log == []
+        await looking
+        return [entry for entry in world.log if not entry.startswith("e1")]
+
+    assert asyncio.run(main()) == [
+        "e0 killed",
+        "e2 start",
+        "e2 sleep",
+        "e2 wake weights",
+        "e2 pause False",
+        "open_weight_group",
+        "e2 init_weight_transfer",
+        "push 5",
+        "e2 receive_weights",
+        "e2 wake kv_cache",
+        "e2 resume",
+        "e2 score",
+        "e2 sleep",
+    ]
 
 
 def test_watch_replaces_a_dead_engine_with_the_weights_of_now(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from openrlhf.agents.types import PromptItem
-from openrlhf.launcher.trainer.loop import NoOptimizerStepError
+from openrlhf.launcher.trainer.loop import NoOptimizerStepError, StoppedAfterSave
 from openrlhf.launcher.trainer.protocols import SampleInfo
 from openrlhf.rollout.groups import RolloutFailedError
-from support.trainer_fakes import FAILED, GOOD, FakeLearner, fake_run, half_right
+from support.trainer_fakes import FAILED, GOOD, FakeLearner, fake_run, half_right, unscored
 
 
 def test_one_step_in_order() -> None:  # B063: weights reach the engines before anything is sampled
@@ -123,10 +124,11 @@ def test_reward_model_scores_every_surviving_sample() -> None:
         score=lambda item, sample: replace(GOOD, reward=None, score=None),
         reward__remote_url=None,
         reward__model_name_or_path="rm",
-        learner=FakeLearner(rewards=lambda sample: float(sample.index)),
+        learner=FakeLearner(rewards=lambda sample: float(sample.position)),
     )
     run.run()
-    assert run.sink.steps[0]["train/reward"] == 1.5
+    assert run.sink.steps[0]["train/reward"] == 0.5
+    assert len(run.trained()) == 4
 
 
 def test_evaluation_has_its_own_samples() -> None:  # B056, B076
@@ -174,13 +176,42 @@ def test_samples_are_logged_at_logging_steps() -> None:
     assert run.sink.samples == [(2, ["p2", "p2"]), (4, ["p6", "p6"])]
 
 
+STEP = ["engines wake", "generate", "generate", "engines sleep", "prepare", "update", "push"]
+USED_UP = ["engines wake", "engines sleep"]  # the prompts turn out to be used up
+EVALUATION = ["engines wake", "evaluate", "engines sleep"]
+
+
 def test_hybrid_engine_takes_turns_with_the_trainer() -> None:
     flags = {"train.colocate_all": True, "vllm.enable_sleep": True, "eval.steps": 2}
     run = fake_run(4, eval_prompts=1, **flags)
     run.run()
-    step = ["engines wake", "generate", "generate", "engines sleep", "prepare", "update", "push"]
-    rest = ["engines wake", "engines sleep"]  # the prompts turn out to be used up
-    assert run.learner.log == ["push", *step, *step, "engines wake", "evaluate", *rest, "export"]
+    assert run.learner.log == ["push", *STEP, *STEP, *EVALUATION, *USED_UP, "export"]
     run = fake_run(2, eval_prompts=1, **flags)
     run.run()
-    assert run.learner.log == ["push", *step, *rest, "engines wake", "evaluate", "export"]
+    assert run.learner.log == ["push", *STEP, *USED_UP, *EVALUATION, "export"]
+
+
+def test_hybrid_engines_sleep_while_the_reward_model_works() -> None:
+    flags: dict[str, Any] = {"train.colocate_all": True, "vllm.enable_sleep": True, "eval.steps": 1}
+    run = fake_run(2, score=unscored, eval_prompts=1, reward__remote_url=None, reward__model_name_or_path="rm", **flags)
+    run.run()
+    step = [*STEP[:4], "reward", *STEP[4:]]
+    assert run.learner.log == ["push", *step, *EVALUATION, "reward", *USED_UP, "export"]
+
+
+def test_hybrid_engines_sleep_while_batches_of_an_earlier_run_are_trained_on(tmp_path: Path) -> None:
+    first = fake_run(8, learner=FakeLearner(delay=lambda: 60), train__async_enable=True, ckpt__path=str(tmp_path))
+    log_step = first.sink.log_step
+
+    def log_and_stop(number: int, metrics: dict[str, float]) -> None:
+        log_step(number, metrics)
+        first.trainer.stop_after_step()
+
+    first.sink.log_step = log_and_stop  # type: ignore[method-assign]
+    with pytest.raises(StoppedAfterSave):
+        first.run()
+    flags: dict[str, Any] = {"train.colocate_all": True, "vllm.enable_sleep": True, "ckpt.load_enable": True}
+    run = fake_run(8, ckpt__path=str(tmp_path), **flags)
+    run.sink.first = 2
+    run.run()
+    assert run.learner.log[:7] == ["load", "push", "engines wake", "engines sleep", "prepare", "update", "push"]

@@ -151,7 +151,7 @@ def test_requests_wait_for_an_engine_to_come_back() -> None:
     assert len(spare.served) == 2
 
 
-def test_an_engine_that_was_admitted_again_serves() -> None:
+def test_an_engine_that_is_well_again_serves() -> None:
     engine = EchoEngine("engine-0")
     engine.dead = True
 
@@ -161,12 +161,31 @@ def test_an_engine_that_was_admitted_again_serves() -> None:
         await asyncio.sleep(0.01)
         assert list(router.down()) == ["engine-0"]
         engine.dead = False
-        router.admit("engine-0")
+        router.set_clients([engine])
         await asking
         assert not router.down()
         await router.close()
 
     asyncio.run(main())
+
+
+def test_an_engine_that_stays_keeps_its_load_and_is_still_watched() -> None:
+    engines = [EchoEngine("engine-0"), EchoEngine("engine-1", delay=0)]
+    engines[0].silent = True
+
+    async def main() -> None:
+        router = Router(engines, timeouts=FAST)
+        asking = asyncio.create_task(ask(router, 0, 0))
+        await asyncio.sleep(0.01)
+        router.set_clients([engines[0], EchoEngine("engine-1", delay=0)])
+        await ask(router, 1, 0)  # engine 0 has still a request to answer
+        assert len(engines[0]._waiting) == 1
+        check_answers([await asyncio.wait_for(asking, 2)])
+        assert list(router.down()) == ["engine-0"]
+        await router.close()
+
+    asyncio.run(main())
+    assert engines[1].served == []
 
 
 def test_no_engine_left_is_an_error_in_time_and_says_why() -> None:

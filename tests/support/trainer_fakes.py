@@ -28,6 +28,11 @@ def half_right(item: PromptItem, sample: int) -> SampleInfo:
     return replace(GOOD, reward=value, score=value)
 
 
+def unscored(item: PromptItem, sample: int) -> SampleInfo:
+    """What is left to a reward model."""
+    return replace(GOOD, reward=None, score=None)
+
+
 @dataclass
 class FakeRollout:
     """Groups by a rule; `delay` says how many loop turns a prompt takes. weights: whose versions the tokens carry."""
@@ -94,6 +99,7 @@ class FakeLearner:
     pushed_while_busy: int = 0
 
     async def score_rewards(self, samples: Sequence[SampleRef]) -> list[float]:
+        self.log.append("reward")
         return [self.rewards(s) for s in samples]
 
     async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> dict[str, float]:

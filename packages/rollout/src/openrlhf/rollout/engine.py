@@ -56,10 +56,11 @@ class VllmEngine:
         self._paused = False
         self._unfit = ""
 
-    async def start(self, version: int = 0) -> None:
+    async def start(self, version: int = 0, *, serve: bool = True) -> None:
         """Load the model; afterwards samples carry `version` until the first push.
 
-        Raises EngineError with vLLM's reason when the engine does not come up.
+        serve: whether requests may come before that push. Not in a run: a restarted engine would serve the model that
+        training began with. Raises EngineError with vLLM's reason when the engine does not come up.
         """
         for key, value in self.spec.environment().items():
             os.environ.setdefault(key, value)
@@ -74,6 +75,8 @@ class VllmEngine:
         except Exception as error:
             raise EngineError(f"{self.name} could not start on model {self.spec.model!r}: {error}") from error
         await self._set_version(version)
+        if not serve:
+            self._unfit = "it has started and waits for its first weight push"
 
     async def generate(
         self,

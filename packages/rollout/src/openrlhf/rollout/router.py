@@ -84,20 +84,16 @@ class Router:
         self._watch: asyncio.Task[None] | None = None
 
     def set_clients(self, clients: Sequence[EngineClient]) -> None:
-        """Use these engines from now on, all of them taken to be fit. Requests under way on others go on there."""
+        """Use these engines from now on, all of them taken to be fit.
+
+        An engine that stays keeps its requests, and they still count; requests of others move as soon as those fail.
+        """
         self._clients = list(clients)
-        self._slots = None
+        if self._slots is not None:
+            old = {slot.client: slot for slot in self._slots.values() if slot.up}
+            self._slots = {c.name: old[c] if c in old else self._new_slot(c) for c in clients}
         self._changed.set()
         self._changed = asyncio.Event()
-
-    def admit(self, name: str) -> None:
-        """Let an engine that was marked down serve again: it was restarted and holds the current weights."""
-        slot = self._table()[name]
-        if not slot.up:
-            logger.info("%s serves again", name)
-            self._table()[name] = _Slot(slot.client, asyncio.get_running_loop().create_future())
-            self._changed.set()
-            self._changed = asyncio.Event()
 
     def down(self) -> dict[str, str]:
         """Engines that are marked down, with the reason."""
@@ -143,9 +139,12 @@ class Router:
 
     def _table(self) -> dict[str, _Slot]:
         if self._slots is None:
-            loop = asyncio.get_running_loop()
-            self._slots = {c.name: _Slot(c, loop.create_future()) for c in self._clients}
+            self._slots = {c.name: self._new_slot(c) for c in self._clients}
         return self._slots
+
+    @staticmethod
+    def _new_slot(client: EngineClient) -> _Slot:
+        return _Slot(client, asyncio.get_running_loop().create_future())
 
     async def _choose(self, request: GenerateRequest, failures: list[str]) -> _Slot:
         """The group's engine while it is up, else the one with the fewest outstanding tokens."""

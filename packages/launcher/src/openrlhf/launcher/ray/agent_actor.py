@@ -30,7 +30,7 @@ class RayEngineClient:
 
     def __init__(self, name: str, actor: Any) -> None:
         self.name = name
-        self._actor = actor
+        self.actor = actor
         self._waiting: list[tuple[GenerateRequest, asyncio.Future[Generation]]] = []
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -51,7 +51,7 @@ class RayEngineClient:
     async def _send(self, batch: Sequence[tuple[GenerateRequest, asyncio.Future[Generation]]]) -> None:
         reason: BaseException | None = None
         try:
-            stream = self._actor.generate_many.options(num_returns="streaming").remote([r for r, _ in batch])
+            stream = self.actor.generate_many.options(num_returns="streaming").remote([r for r, _ in batch])
             async for ref in stream:
                 for number, result in await ref:
                     _settle(batch[number][1], result)
@@ -65,7 +65,7 @@ class RayEngineClient:
     async def health(self) -> None:
         """Raises EngineDownError when the engine does not answer."""
         try:
-            await self._actor.call.remote("health")
+            await self.actor.call.remote("health")
         except (RayActorError, RayTaskError) as error:
             raise EngineDownError(f"{self.name}: {first_line(error)}") from error
 
@@ -93,7 +93,7 @@ class AgentActor:
         self._number = number
         self._router: Router | None = None
         self._loading = asyncio.Lock()
-        self._engines = list(engines)
+        self._clients = [RayEngineClient(name, engine) for name, engine in engines]
         self._worker: AgentWorker | None = None
 
     async def ready(self) -> None:
@@ -102,16 +102,14 @@ class AgentActor:
 
         async with self._loading:
             if self._worker is None:
-                self._worker, self._router = await build_worker(self._spec, self._clients(), self._number)
-
-    def _clients(self) -> list[RayEngineClient]:
-        return [RayEngineClient(name, actor) for name, actor in self._engines]
+                self._worker, self._router = await build_worker(self._spec, self._clients, self._number)
 
     async def set_engines(self, engines: Sequence[tuple[str, Any]]) -> None:
         """Use these engine actors from now on."""
-        self._engines = list(engines)
+        known = {(client.name, client.actor): client for client in self._clients}
+        self._clients = [known.get(engine) or RayEngineClient(*engine) for engine in engines]
         if self._router is not None:
-            self._router.set_clients(self._clients())
+            self._router.set_clients(self._clients)
 
     async def engines_down(self) -> dict[str, str]:
         """Engines that this worker has given up, with the reason."""

@@ -10,6 +10,9 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+DEATH_NOTICE = 10.0
+"""Seconds in which a worker's death becomes known after its peers failed: their connection breaks first."""
+
 
 class WorkerDiedError(RuntimeError):
     """A worker process ended, or did not answer in time; the message names it and what it was doing."""
@@ -22,9 +25,10 @@ def wait_seconds(what: str, default: float) -> float:
 
 
 async def gather(refs: Sequence[ray.ObjectRef], *, what: str, names: Sequence[str], timeout: float) -> list[Any]:
-    """Await all references; the first failure cancels the wait and is raised with the worker's name.
+    """Await all references; the first failure ends the wait and is raised, a death with the worker's name.
 
-    Raises WorkerDiedError when a worker ended or the time ran out, else the worker's own exception.
+    Raises WorkerDiedError when a worker ended or the time ran out, else the worker's own exception. A death goes before
+    the errors that it causes in other workers, also when it shows up after them.
     """
     tasks = {
         asyncio.ensure_future(_named(ref, what, name)): i for i, (ref, name) in enumerate(zip(refs, names, strict=True))
@@ -39,12 +43,27 @@ async def gather(refs: Sequence[ray.ObjectRef], *, what: str, names: Sequence[st
             if not done:
                 late = sorted(names[tasks[t]] for t in pending)
                 raise WorkerDiedError(f"{what}: no answer from {', '.join(late)} within {timeout:.0f} s")
+            failures = [error for task in done if (error := task.exception()) is not None]
+            if failures:
+                raise await _cause(failures, pending)
             for task in done:
                 results[tasks[task]] = task.result()
     finally:
         for task in pending:
             task.cancel()
     return results
+
+
+async def _cause(failures: Sequence[BaseException], pending: set[asyncio.Task[Any]]) -> BaseException:
+    """The death among these failures or those to come, else a user's mistake, else the first of them."""
+    known, deadline = list(failures), asyncio.get_running_loop().time() + DEATH_NOTICE
+    while pending and not any(isinstance(error, (WorkerDiedError, ValueError)) for error in known):
+        left = deadline - asyncio.get_running_loop().time()
+        done, pending = await asyncio.wait(pending, timeout=max(left, 0), return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            break
+        known += [error for task in done if (error := task.exception()) is not None]
+    return min(known, key=lambda error: (not isinstance(error, WorkerDiedError), not isinstance(error, ValueError)))
 
 
 async def _named(ref: ray.ObjectRef, what: str, name: str) -> Any:

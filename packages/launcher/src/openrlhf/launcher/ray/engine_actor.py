@@ -14,14 +14,17 @@ if TYPE_CHECKING:
 class EngineActor:
     """Hosts a `VllmEngine`; every method is a coroutine on the engine's own loop."""
 
-    async def start(self, spec: EngineSpec) -> int:
-        """Load the model; returns this process' id. Environment first: vLLM reads it when it is imported."""
+    async def start(self, spec: EngineSpec, *, serve: bool = False) -> int:
+        """Load the model; returns this process' id. serve: before the first weight push.
+
+        Environment first: vLLM reads it when it is imported.
+        """
         for name, value in spec.environment().items():
             os.environ.setdefault(name, value)
         from openrlhf.rollout.engine import VllmEngine
 
         self._engine = VllmEngine(spec)
-        await self._engine.start()
+        await self._engine.start(serve=serve)
         return os.getpid()
 
     async def generate_many(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[list[Any]]:

@@ -32,6 +32,7 @@ class EngineFleet:
 
     on_change: called by `announce` with the current actors after one was replaced, so that agent workers learn of it.
     state: what of the engines is in device memory; "weights" is half awake, without room to sample.
+    lock: held while weights travel or change and while engines fall asleep or wake.
     """
 
     def __init__(self, specs: Sequence[EngineSpec], spawn: SpawnEngine) -> None:
@@ -41,6 +42,7 @@ class EngineFleet:
         self.fit = False
         self.replaced = 0
         self.state: Literal["awake", "weights", "asleep"] = "awake"
+        self.lock = asyncio.Lock()
         self.on_change: Callable[[Sequence[tuple[str, Any]]], Awaitable[None]] | None = None
         self._unannounced = False
         self._starting = self._start(range(len(specs)))
@@ -53,6 +55,11 @@ class EngineFleet:
     def engines(self) -> list[tuple[str, Any]]:
         """Names and actors of now."""
         return list(zip(self.names, self.actors, strict=True))
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether engines have to sleep while models work (--vllm.enable_sleep)."""
+        return self.specs[0].enable_sleep
 
     @property
     def num_workers(self) -> int:
@@ -76,6 +83,18 @@ class EngineFleet:
         """The same call on every engine."""
         return await self._on_all(what, timeout, method, [args] * len(self.actors))
 
+    async def _on_living(self, what: str, method: str, *args: Any) -> None:
+        """The same call on every engine that lives; the dead are started again by the watch or the next push."""
+        calls = (
+            gather([actor.call.remote(method, *args)], what=what, names=[name], timeout=600.0)
+            for name, actor in self.engines
+        )
+        for answer in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(answer, WorkerDiedError):
+                log.warning("%s", answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+
     async def pause(self, *, clear_cache: bool) -> None:
         """Freeze running requests until `resume`. clear_cache: compute their KV cache again then."""
         refs = [actor.call.remote("pause", "keep", clear_cache=clear_cache) for actor in self.actors]
@@ -89,21 +108,21 @@ class EngineFleet:
         """Free the engines' device memory: weights go to host memory, the KV cache is dropped."""
         if self.state != "asleep":
             log.info("engines sleep")
-            await self.on_each("engine sleep", "sleep")
+            await self._on_living("engine sleep", "sleep")
             self.state = "asleep"
 
     async def wake_weights(self) -> None:
         """The first half of waking: enough to take weights."""
         if self.state == "asleep":
             log.info("engines wake: weights")
-            await self.on_each("engine wake-up", "wake", ["weights"])
+            await self._on_living("engine wake-up", "wake", ["weights"])
             self.state = "weights"
 
     async def wake_cache(self) -> None:
         """The second half of waking: room to sample."""
         if self.state == "weights":
             log.info("engines wake: KV cache")
-            await self.on_each("engine wake-up", "wake", ["kv_cache"])
+            await self._on_living("engine wake-up", "wake", ["kv_cache"])
             self.state = "awake"
 
     async def join_weight_group(self, address: GroupAddress, *, timeout: float) -> None:

@@ -1,4 +1,4 @@
-"""Looks after engines and learner ranks while a run lasts: restarts engines, ends the run when a rank is gone."""
+"""Looks after all workers of a run: restarts engines, ends silent agent workers and the run when a rank is gone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from openrlhf.launcher.ray.calls import gather
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
-from openrlhf.launcher.ray.learner_group import UPDATE_TIMEOUT, RankGroup
+from openrlhf.launcher.ray.learner_actor import WORK_TIMEOUT
+from openrlhf.launcher.ray.learner_group import RankGroup
 from openrlhf.launcher.ray.rollout import RayRollout
 from openrlhf.launcher.ray.weight_push import WeightPush
 
@@ -20,7 +21,10 @@ INTERVAL = 5.0
 
 
 class EngineWatch:
-    """Two kinds of tasks: one over all engines, one per learner rank. What they can't mend ends the run by name."""
+    """One task over all engines, one over all agent workers, one per learner rank.
+
+    What they can't mend ends the run by name.
+    """
 
     def __init__(
         self, fleet: EngineFleet, push: WeightPush, rollout: RayRollout, groups: Sequence[RankGroup], interval: float
@@ -34,6 +38,7 @@ class EngineWatch:
     def start(self) -> None:
         """Look from now on."""
         self._tasks.append(asyncio.create_task(self._guarded(self._engines()), name="engine watch"))
+        self._tasks.append(asyncio.create_task(self._guarded(self._agents()), name="agent watch"))
         for group in self._groups:
             for actor, name in zip(group.actors, group.names, strict=True):
                 self._tasks.append(asyncio.create_task(self._guarded(self._rank(actor, name)), name=f"watch {name}"))
@@ -55,6 +60,11 @@ class EngineWatch:
             await asyncio.sleep(self._interval)
             await self.look()
 
+    async def _agents(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            await self._rollout.replace_silent_workers()
+
     async def look(self) -> None:
         """Restart engines that are gone; let workers use engines again that they gave up but that are well."""
         if await self._fleet.gone():
@@ -66,5 +76,5 @@ class EngineWatch:
     async def _rank(self, actor: Any, name: str) -> None:
         """A call waits in the rank's queue as long as it works, and fails at once when it dies."""
         while True:
-            await gather([actor.node.remote()], what="learner watch", names=[name], timeout=UPDATE_TIMEOUT)
+            await gather([actor.node.remote()], what="learner watch", names=[name], timeout=WORK_TIMEOUT)
             await asyncio.sleep(self._interval)

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
+from ray.exceptions import RayActorError
+
+from openrlhf.launcher.ray.calls import WorkerDiedError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,6 +80,17 @@ class Transfer:
 
 
 DELIVER_TIMEOUT = 600.0
+WORK_TIMEOUT = 24 * 3600.0
+"""Bound of one epoch's update or one batch's forwards: days of work are no fault, a dead rank is seen at once."""
+SOURCES = {"refs": "reference log-probs", "values": "critic values", "returns": "policy returns"}
+
+
+def _fetch(name: str, refs: Sequence[ray.ObjectRef]) -> list[Any]:
+    """Other ranks' results, once they have them. Raises WorkerDiedError when one of those ranks is gone."""
+    try:
+        return ray.get(list(refs), timeout=WORK_TIMEOUT)
+    except RayActorError as error:
+        raise WorkerDiedError(f"{SOURCES[name]}: their rank died ({first_line(error)})") from error
 
 
 def free_port() -> int:
@@ -156,5 +170,5 @@ class LearnerActor:
 
     def merged(self, method: str, *args: Any, parts: Mapping[str, Sequence[ray.ObjectRef]], **kwargs: Any) -> Any:
         """A method whose keyword arguments `parts` are other ranks' results, fetched here and not by the controller."""
-        fetched = {name: ray.get(list(refs), timeout=600) for name, refs in parts.items()}
+        fetched = {name: _fetch(name, refs) for name, refs in parts.items()}
         return getattr(self.trainer, method)(*args, **fetched, **kwargs)

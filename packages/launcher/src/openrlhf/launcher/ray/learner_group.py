@@ -14,12 +14,10 @@ from typing import Any
 import ray
 
 from openrlhf.launcher.ray.calls import gather
+from openrlhf.launcher.ray.learner_actor import WORK_TIMEOUT
 from openrlhf.launcher.ray.weight_push import WeightPush
 from openrlhf.launcher.trainer.plan import split_over_ranks
 from openrlhf.launcher.trainer.protocols import SampleRef
-
-UPDATE_TIMEOUT = 24 * 3600.0
-"""Bound of one epoch's update or one batch's forwards: days of work are no fault, a dead rank is seen at once."""
 
 Shares = list[list[SampleRef]]
 
@@ -52,7 +50,7 @@ class RankGroup:
         """A call with one argument per rank."""
         return [actor.call.remote(method, arg) for actor, arg in zip(self.actors, per_rank, strict=True)]
 
-    async def wait(self, refs: Sequence[ray.ObjectRef], what: str, timeout: float = UPDATE_TIMEOUT) -> list[Any]:
+    async def wait(self, refs: Sequence[ray.ObjectRef], what: str, timeout: float = WORK_TIMEOUT) -> list[Any]:
         return await gather(refs, what=f"{what} ({self.role})", names=self.names, timeout=timeout)
 
 
@@ -89,13 +87,18 @@ class RayLearner:
 
     async def score_rewards(self, samples: Sequence[SampleRef]) -> list[float]:
         assert self.reward is not None, "a reward role is placed when rewards come from an in-cluster model"
-        refs = self.reward.scatter("rewards", self.reward.shares([samples]))
-        merged: dict[int, float] = {}
-        for part in await self.reward.wait(refs, "reward forward"):
-            merged.update(part)
+        async with self._push.lock if self._take_turns else self._push.alone():
+            refs = self.reward.scatter("rewards", self.reward.shares([samples]))
+            merged: dict[int, float] = {}
+            for part in await self.reward.wait(refs, "reward forward"):
+                merged.update(part)
         return [merged[s.index] for s in samples]
 
     async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> dict[str, float]:
+        async with self._push.alone():
+            return await self._prepare(mini_batches, kl_coef)
+
+    async def _prepare(self, mini_batches: Sequence[Sequence[SampleRef]], kl_coef: float) -> dict[str, float]:
         from openrlhf.launcher.trainer.rank import combine_sums
 
         def scattered(group: RankGroup | None, method: str) -> list[ray.ObjectRef]:

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT = 600.0
 ASK_TIMEOUT = 60.0
+FETCH_TIMEOUT = 300.0
 MAX_REPLACED = 20
 """Agent workers that may be lost in one run before it ends: an agent that always kills its worker is a bug."""
 
@@ -36,7 +37,8 @@ class RayRollout:
     """Hands prompts to the agent worker with the fewest running groups.
 
     A worker that dies or blocks is replaced and its groups are rolled out once more elsewhere; one that takes a second
-    worker with it fails. group_timeout bounds one group in seconds; decode turns token ids into text.
+    worker with it fails. group_timeout bounds one group in seconds, silence the time that a worker may say nothing;
+    decode turns token ids into text.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class RayRollout:
         *,
         workers: int,
         group_timeout: float,
+        silence: float,
         decode: Callable[[Sequence[int]], str],
         n_samples: int,
         max_len: int,
@@ -59,6 +62,7 @@ class RayRollout:
         self._running = [0] * workers
         self._replaced = 0
         self._group_timeout = group_timeout
+        self._silence = silence
         self._fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.watch: Watch | None = None
 
@@ -79,6 +83,20 @@ class RayRollout:
         """Engines that some worker has given up, with the reason."""
         answers = await self._ask_workers("engine state", "engines_down")
         return {name: why for down in answers for name, why in down.items()}
+
+    async def replace_silent_workers(self) -> None:
+        """Ask every worker for a sign of life and replace those that give none; their groups start again elsewhere.
+
+        A worker watches its own loop, but code that holds the interpreter (a regular expression, say) stops that too.
+        """
+        await asyncio.gather(*(self._replace_if_silent(number, actor) for number, actor in enumerate(self.actors)))
+
+    async def _replace_if_silent(self, number: int, actor: Any) -> None:
+        name = f"agent worker {number}"
+        try:
+            await gather([actor.engines_down.remote()], what="sign of life", names=[name], timeout=self._silence)
+        except WorkerDiedError as error:
+            await self._replace(number, actor, str(error))
 
     async def _ask_workers(self, what: str, method: str, *args: Any) -> list[Any]:
         calls = (
@@ -125,23 +143,26 @@ class RayRollout:
         return Group(prompt=item, samples=infos, handle=ray.put(trajectories))
 
     async def read_samples(self, group: Group, count: int) -> list[GeneratedSample]:
-        trajectories = (await group.handle)[:count]
+        trajectories = (await self.fetch(group))[:count]
         return [
             GeneratedSample(text=self._decode(t.token_ids), label=str(t.label), reward=t.reward) for t in trajectories
         ]
 
     async def fetch(self, group: Group) -> Any:
-        return await group.handle
+        name = f"the store of group {group.prompt.group_id}"
+        return (await gather([group.handle], what="samples", names=[name], timeout=FETCH_TIMEOUT))[0]
 
     async def store(self, trajectories: Any) -> Any:
         return ray.put(trajectories)
 
     async def sleep(self) -> None:
-        await self._fleet.sleep()
+        async with self._fleet.lock:
+            await self._fleet.sleep()
 
     async def wake(self) -> None:
-        await self._fleet.wake_weights()
-        await self._fleet.wake_cache()
+        async with self._fleet.lock:
+            await self._fleet.wake_weights()
+            await self._fleet.wake_cache()
 
     async def _run_on(self, actor: Any, item: PromptItem, evaluation: EvalRequest | None) -> Group:
         infos, handle = actor.run_group.options(num_returns=2).remote(item, evaluation)

@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 SETUP_TIMEOUT = 1800.0
 REQUEST_TIMEOUT = 3600.0
 """Bound of one generation call within a group's bound: long answers take long, a dead engine is seen at once."""
+SIGN_OF_LIFE_TIMEOUT = 60.0
+"""What an agent worker may take to answer beyond the time for which its own watchdog lets an agent block it."""
 
 
 async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster, sink: MetricSink) -> TrainerParts:
@@ -253,6 +255,7 @@ def start_rollout(
         fleet,
         workers=config.agent.num_workers,
         group_timeout=bound,
+        silence=config.agent.timeout + SIGN_OF_LIFE_TIMEOUT,
         decode=prepared.tokenizer.decode,
         n_samples=config.rollout.n_samples_per_prompt,
         max_len=config.data.max_len,

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from openrlhf.launcher.ray.calls import WorkerDiedError
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
@@ -44,7 +45,7 @@ class WeightPush:
 
     tolerance: largest mean |log-prob difference| between trainer and engine after a push. vocab_size: of the
     model, for the fixed sequences of the check. pause: how engines are made ready for a push; None: they are idle.
-    last_bytes: what the last push sent to every engine worker. lock: held while weights travel or change.
+    last_bytes: what the last push sent to every engine worker. lock: the fleet's.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class WeightPush:
         self._fleet = fleet
         self._pause = pause
         self._backend = fleet.specs[0].sync_backend
-        self.lock = asyncio.Lock()
+        self.lock = fleet.lock
         self.version: int | None = None
         self._bucket_bytes = bucket_mb << 20
         self._tolerance = tolerance
@@ -75,45 +76,54 @@ class WeightPush:
     async def recover(self, policy: RankGroup) -> None:
         """Start engines again that are gone and give all of them the weights of the policy. Nothing before any push.
 
-        Requests on the others pause meanwhile. Between two optimiser steps of one version the tokens that follow are
-        labelled with the version before, so their staleness is never understated.
+        Requests on the others pause meanwhile; engines that slept sleep again. Between two optimiser steps of one
+        version the tokens that follow are labelled with the version before, so their staleness is never understated.
         """
         async with self.lock:
             if self.version is None or not await self._fleet.revive():
                 return
             self._connected = False
+            resting = self._fleet.state == "asleep"
             await self._push_and_check(policy, self.version, Pause(clear_cache=False))
+            if resting:
+                await self._fleet.sleep()
+
+    def alone(self) -> AbstractAsyncContextManager[Any]:
+        """Surrounds work of the models that must not meet awake engines: no engine is restarted meanwhile."""
+        return self.lock if self._fleet.shares_devices else nullcontext()
 
     async def _push_and_check(self, policy: RankGroup, version: int, pause: Pause | None) -> dict[str, float]:
         began = time.perf_counter()
-        await self._fleet.wake_weights()
-        for attempt in range(1, ATTEMPTS + 1):
+        failures = 0
+        while True:
             try:
-                if pause is not None:
-                    await self._fleet.pause(clear_cache=pause.clear_cache)
-                await self._push_once(policy, version)
-                await self._fleet.wake_cache()
-                if pause is not None:
-                    await self._fleet.resume()
+                metrics = await self._try_once(policy, version, pause)
                 break
             except Exception as error:
+                failures += 1
                 self._connected = False
                 self._fleet.mark_unfit()
-                if attempt == ATTEMPTS or isinstance(error, (ValueError, SyncError)):
+                if failures == ATTEMPTS or isinstance(error, (ValueError, SyncError)):
                     raise
                 log.warning("weight push %d failed (%s): new group, everything again", version, error)
                 await self._fleet.revive()
         self.version = version
-        pushed = time.perf_counter()
-        error = await self._check(policy)
         self._fleet.mark_fit()
         await self._fleet.announce()
-        return {
-            "rollout/sync_error": error,
-            "timing/broadcast": pushed - began,
-            "timing/sync_check": time.perf_counter() - pushed,
-            "rollout/push_bytes": float(self.last_bytes),
-        }
+        took = time.perf_counter() - began - metrics["timing/sync_check"]
+        return metrics | {"timing/broadcast": took, "rollout/push_bytes": float(self.last_bytes)}
+
+    async def _try_once(self, policy: RankGroup, version: int, pause: Pause | None) -> dict[str, float]:
+        await self._fleet.wake_weights()
+        if pause is not None:
+            await self._fleet.pause(clear_cache=pause.clear_cache)
+        await self._push_once(policy, version)
+        await self._fleet.wake_cache()
+        if pause is not None:
+            await self._fleet.resume()
+        pushed = time.perf_counter()
+        difference = await self._check(policy)
+        return {"rollout/sync_error": difference, "timing/sync_check": time.perf_counter() - pushed}
 
     async def _push_once(self, policy: RankGroup, version: int) -> None:
         if not self._connected:

@@ -24,8 +24,8 @@ def evaluation_metrics(groups: Sequence[Group], k: int) -> dict[str, float]:
     """Metrics of one evaluation, every prompt sampled k times.
 
     eval_{ds}_pass1: mean reward. eval_{ds}_pass{k}: mean over prompts of the largest of its k rewards.
-    eval_{ds}_pass{k}_unbiased, where every reward is 0 or 1: the combinatorial estimator at half of the samples, which
-    the maximum over all k cannot give. Failed samples are left out and counted.
+    eval_{ds}_pass{j}_unbiased, where every reward is 0 or 1: the combinatorial estimator for k and for the powers of 2
+    below it, from all samples of a prompt. Failed samples are left out and counted.
     """
     by_dataset: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
@@ -52,9 +52,13 @@ def _dataset_metrics(prefix: str, groups: Sequence[Group], k: int) -> dict[str, 
     }
     if k > 1:
         metrics[f"{prefix}_pass{k}"] = nan_mean([max(r) for r in rewards])
-        half = (k + 1) // 2
-        whole = [r for r in rewards if len(r) >= half]
-        if whole and all(value in (0.0, 1.0) for r in whole for value in r):
-            estimates = [unbiased_pass_at_k(int(sum(r)), len(r), half) for r in whole]
-            metrics[f"{prefix}_pass{half}_unbiased"] = nan_mean(estimates)
+        if all(value in (0.0, 1.0) for r in rewards for value in r):
+            for j in [*_powers_of_2_below(k), k]:
+                estimates = [unbiased_pass_at_k(int(sum(r)), len(r), j) for r in rewards if len(r) >= j]
+                if estimates:
+                    metrics[f"{prefix}_pass{j}_unbiased"] = nan_mean(estimates)
     return metrics
+
+
+def _powers_of_2_below(limit: int) -> list[int]:
+    return [1 << i for i in range((limit - 1).bit_length())]

@@ -21,10 +21,11 @@ from openrlhf.launcher.logging.sinks import GeneratedSample
 from openrlhf.launcher.trainer.checkpoints import Checkpoints
 from openrlhf.launcher.trainer.collect import Collected, PromptSource, Untrained
 from openrlhf.launcher.trainer.evaluation import evaluation_metrics
+from openrlhf.launcher.trainer.model_rewards import add_rewards, reward_stream
 from openrlhf.launcher.trainer.pipeline import make_pipeline
 from openrlhf.launcher.trainer.plan import cut_mini_batches, epoch_order
 from openrlhf.launcher.trainer.protocols import EvalRequest, Group, Learner, Rollout
-from openrlhf.launcher.trainer.shaping import ShapedBatch, shape_groups, unscored_refs, with_rewards
+from openrlhf.launcher.trainer.shaping import ShapedBatch, shape_groups
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Trainer:
             AdaptiveKLController(kl.init_coef, kl.target, kl.horizon) if kl.target else FixedKLController(kl.init_coef)
         )
         self.norm = RunningRewardNorm() if config.reward.normalize_enable else None
-        self.pipeline = make_pipeline(config, parts.rollout, parts.prompts)
+        self.pipeline = make_pipeline(config, parts.rollout, parts.prompts, reward_stream(config, parts.learner))
         self.metrics: dict[str, float] = {}
         self.evaluation: dict[str, float] = {}
         self.evaluated_at = -1
@@ -223,17 +224,17 @@ class Trainer:
 
     async def _shape(self, groups: list[Group]) -> ShapedBatch:
         config = self.config
-        raw = None
-        if config.has_reward_model:
-            raw = await self.parts.learner.score_rewards(unscored_refs(groups))
         return shape_groups(
-            groups,
-            raw_rewards=raw,
+            await self._rewarded(groups),
             estimator=config.algo.advantage.estimator,
             shaping=config.reward,
             max_response_len=config.rollout.max_new_tokens or config.data.max_len,
             norm=self.norm,
         )
+
+    async def _rewarded(self, groups: list[Group]) -> list[Group]:
+        """Rewards of an in-cluster model for samples that were not scored while others were sampled."""
+        return await add_rewards(self.parts.learner, groups) if self.config.has_reward_model else groups
 
     async def _learn(self, num_mini_batches: int) -> dict[str, float]:
         """All epochs over the prepared batch, at most up to --train.max_steps. Returns the mean over the epochs."""
@@ -274,9 +275,7 @@ class Trainer:
             temperature=self.config.eval.temperature, n_samples_per_prompt=self.config.eval.n_samples_per_prompt
         )
         began = self.parts.clock()
-        groups = await self.pipeline.evaluate(self.parts.eval_prompts, request)
-        if self.config.has_reward_model and (unscored := unscored_refs(groups)):
-            groups = with_rewards(groups, await self.parts.learner.score_rewards(unscored))
+        groups = await self._rewarded(await self.pipeline.evaluate(self.parts.eval_prompts, request))
         metrics = evaluation_metrics(groups, request.n_samples_per_prompt)
         metrics["timing/evaluation"] = self.parts.clock() - began
         self.evaluation, self.evaluated_at = metrics, step

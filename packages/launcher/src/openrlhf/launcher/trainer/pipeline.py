@@ -14,6 +14,7 @@ from typing import Protocol
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.trainer.collect import Collected, Collector, PromptSource, Untrained
+from openrlhf.launcher.trainer.model_rewards import RewardStream
 from openrlhf.launcher.trainer.protocols import EvalRequest, Group, Rollout
 from openrlhf.rollout.pacing import Pacing
 
@@ -67,20 +68,25 @@ class Pipeline(Protocol):
         ...
 
 
-def make_pipeline(config: TrainPPOConfig, rollout: Rollout, prompts: PromptSource) -> Pipeline:
-    """The pipeline that the configuration asks for."""
+def make_pipeline(
+    config: TrainPPOConfig, rollout: Rollout, prompts: PromptSource, rewards: RewardStream | None = None
+) -> Pipeline:
+    """The pipeline that the configuration asks for. rewards: scores groups as they finish."""
     kind = AsyncPipeline if config.train.async_enable else SyncPipeline
-    return kind(config, rollout, prompts)
+    return kind(config, rollout, prompts, rewards)
 
 
 class SyncPipeline:
     """A rollout batch is sampled when the trainer asks for it. With --vllm.enable_sleep engines sleep afterwards."""
 
-    def __init__(self, config: TrainPPOConfig, rollout: Rollout, prompts: PromptSource) -> None:
+    def __init__(
+        self, config: TrainPPOConfig, rollout: Rollout, prompts: PromptSource, rewards: RewardStream | None = None
+    ) -> None:
         self._rollout = rollout
+        self._rewards = rewards
         self._sleeps = config.vllm.enable_sleep
         self._ready: deque[Collected] = deque()
-        self._collector = Collector(config, rollout.run_group, prompts)
+        self._collector = Collector(config, self._run_group, prompts)
 
     @property
     def episode(self) -> int:
@@ -94,14 +100,8 @@ class SyncPipeline:
         self._collector.resume(episode, untrained)
 
     async def next(self) -> Collected | None:
-        if self._ready:
-            return self._ready.popleft()
-        if self._sleeps:
-            await self._rollout.wake()
-        batch = await self._collector.next_batch()
-        if self._sleeps:
-            await self._rollout.sleep()
-        return batch
+        async with self._awake():
+            return self._ready.popleft() if self._ready else await self._collector.next_batch()
 
     def pushing(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
@@ -113,9 +113,21 @@ class SyncPipeline:
         pass
 
     async def evaluate(self, items: Sequence[PromptItem], request: EvalRequest) -> list[Group]:
+        async with self._awake():
+            return list(await asyncio.gather(*(self._run_group(i, request) for i in items)))
+
+    @asynccontextmanager
+    async def _awake(self) -> AsyncIterator[None]:
+        """The engines have the devices inside, the models afterwards."""
         if self._sleeps:
             await self._rollout.wake()
-        return list(await asyncio.gather(*(self._rollout.run_group(i, evaluation=request) for i in items)))
+        yield
+        if self._sleeps:
+            await self._rollout.sleep()
+
+    async def _run_group(self, item: PromptItem, evaluation: EvalRequest | None = None) -> Group:
+        group = await self._rollout.run_group(item, evaluation=evaluation)
+        return group if self._rewards is None else await self._rewards.score(group)
 
     def untrained(self) -> Untrained:
         rest = self._collector.untrained()
@@ -169,9 +181,12 @@ class AsyncPipeline:
     lets running groups finish; with it they run on and the engines pause by themselves.
     """
 
-    def __init__(self, config: TrainPPOConfig, rollout: Rollout, prompts: PromptSource) -> None:
+    def __init__(
+        self, config: TrainPPOConfig, rollout: Rollout, prompts: PromptSource, rewards: RewardStream | None = None
+    ) -> None:
         train = config.train
         self._rollout = rollout
+        self._rewards = rewards
         self._gate = None if train.partial_rollout_enable else Gate()
         bound = train.async_queue_size if train.max_staleness is None else train.max_staleness
         self._pacing = Pacing(config.rollout.batch_size, bound)
@@ -245,10 +260,9 @@ class AsyncPipeline:
         await self._collector.stop()
 
     async def _run_group(self, item: PromptItem, evaluation: EvalRequest | None = None) -> Group:
-        if self._gate is None:
-            return await self._rollout.run_group(item, evaluation=evaluation)
-        async with self._gate.sampling():
-            return await self._rollout.run_group(item, evaluation=evaluation)
+        async with nullcontext() if self._gate is None else self._gate.sampling():
+            group = await self._rollout.run_group(item, evaluation=evaluation)
+        return group if self._rewards is None else await self._rewards.score(group)
 
     async def _generate(self) -> None:
         """Fill the queue until the prompts are used up; an error is handed on in its place."""

@@ -7,7 +7,7 @@ Failed samples are left out of all statistics and of training.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -30,24 +30,9 @@ def flatten(groups: Sequence[Group]) -> list[tuple[Group, int, SampleInfo]]:
     return [(g, i, s) for g in groups for i, s in enumerate(g.samples) if not s.failed]
 
 
-def unscored_refs(groups: Sequence[Group]) -> list[SampleRef]:
-    """References to every surviving sample, for a reward model to score."""
-    return [
-        SampleRef(handle=g.handle, position=i, index=index, reward=0.0, length=s.total_length)
-        for index, (g, i, s) in enumerate(flatten(groups))
-    ]
-
-
-def with_rewards(groups: Sequence[Group], rewards: Sequence[float]) -> list[Group]:
-    """The groups with these rewards, in the order of `unscored_refs`, in place of the samples' own."""
-    own = iter(rewards)
-    return [replace(g, samples=[s if s.failed else replace(s, reward=next(own)) for s in g.samples]) for g in groups]
-
-
 def shape_groups(
     groups: Sequence[Group],
     *,
-    raw_rewards: Sequence[float] | None = None,
     estimator: AdvantageEstimator,
     shaping: RewardShapingConfig,
     max_response_len: int,
@@ -55,13 +40,12 @@ def shape_groups(
 ) -> ShapedBatch:
     """Shape the rewards of a rollout batch.
 
-    raw_rewards: those of an in-cluster reward model, one per surviving sample; None takes the samples' own.
     max_response_len: rollout.max_new_tokens, else data.max_len. norm: running normaliser, updated here.
     """
     kept = flatten(groups)
     if not kept:
         return ShapedBatch(samples=[], metrics=sample_metrics(groups, [], []))
-    raw = torch.tensor([_reward(s) for _, _, s in kept] if raw_rewards is None else list(raw_rewards))
+    raw = torch.tensor([_reward(s) for _, _, s in kept])
     if norm is not None:
         norm.update(raw)
     shaped = shape_rewards(
