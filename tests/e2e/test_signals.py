@@ -61,4 +61,4 @@ def test_signal_ends_the_run(workspace: Workspace, moment: str, signum: signal.S
     assert run.wait(60) == 128 + signum, run.text
     assert run.left_over() == []
     assert f"{signum.name} received" in run.text
-    assert "Traceback" not in run.text
+    assert "Traceback" not in run.text, run.text

@@ -93,17 +93,22 @@ class Stage:
         return max(abs(a - b) for a, b in zip(own, answer.logprobs, strict=True))
 
 
+def segments() -> set[Path]:
+    """All shared-memory segments; not semaphores, which other tests' spawned processes have too."""
+    return {p for p in Path("/dev/shm").iterdir() if not p.name.startswith("sem.mp-")}
+
+
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     stage = Stage(tmp_path_factory.mktemp("engines"))
-    shared_memory = set(Path("/dev/shm").iterdir())
+    before = segments()
     yield stage
     cores = stage.host.children()
     stage.pool.shutdown()
     stage.host.close()
     assert stage.host.process.exitcode == 0
     assert not [pid for pid in cores if Path(f"/proc/{pid}").exists()]
-    assert not set(Path("/dev/shm").iterdir()) - shared_memory
+    assert not segments() - before
 
 
 @BOTH

@@ -12,7 +12,10 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import ray
@@ -177,20 +180,38 @@ def _start_once(run_id: str) -> Cluster:
     os.environ.update(ours)
     _reload_ray_authentication()
     try:
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            num_cpus=max(os.cpu_count() or 1, 8),
-            object_store_memory=_object_store_bytes(),
-            logging_level=logging.WARNING,
-            log_to_driver=True,
-            _temp_dir=str(temp_dir),
-        )
+        with _own_process_groups():
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                num_cpus=max(os.cpu_count() or 1, 8),
+                object_store_memory=_object_store_bytes(),
+                logging_level=logging.WARNING,
+                log_to_driver=True,
+                _temp_dir=str(temp_dir),
+            )
     except BaseException:
         cluster.close()
         raise
     log.info("Started a local Ray in %s", temp_dir)
     return cluster
+
+
+@contextmanager
+def _own_process_groups() -> Iterator[None]:
+    """Ray's daemons, started meanwhile, get a process group each.
+
+    Ray 2.60 leaves them in the driver's, and has no option against it: a TERM to the group, as `timeout` and many
+    supervisors send it, would end them first, and Ray then ends the driver with code 1 before it can clean up.
+    """
+    from ray._private import services
+
+    popen = services.ConsolePopen
+    services.ConsolePopen = partial(popen, process_group=0)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
 
 
 def _reload_ray_authentication() -> None:
