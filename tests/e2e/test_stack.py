@@ -18,8 +18,8 @@ from openrlhf.launcher.flags import build
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.preflight import Prepared, prepare
 from openrlhf.launcher.ray.cluster import Cluster, connect
-from openrlhf.launcher.ray.placement import Reservation, plan_placement
-from openrlhf.launcher.ray.start import start_fleet, start_parts
+from openrlhf.launcher.ray.engine_actor import EngineActor
+from openrlhf.launcher.ray.start import engine_specs, start_parts
 from openrlhf.launcher.resolve import resolve
 from openrlhf.launcher.trainer.loop import Trainer, TrainerParts
 from openrlhf.launcher.trainer.protocols import SampleRef
@@ -109,11 +109,13 @@ async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster:
         await parts.rollout.shutdown()
         await parts.learner.shutdown()
     exported = build(config, {"actor.model_name_or_path": config.ckpt.output_dir, "vllm.num_engines": 1})
-    reservation = Reservation(plan_placement(exported, gpus=0))
-    fresh = start_fleet(exported, reservation, cluster.worker_environment(), gpus=0)
-    await fresh.wait_started()
-    reference = await greedy(fresh.actors[0], prompts)
-    await fresh.shutdown()
+    (spec,) = engine_specs(exported, gpus=0)
+    environment = cluster.worker_environment() | spec.environment()
+    actor: Any = ray.remote(EngineActor)
+    fresh = actor.options(num_cpus=0, max_concurrency=1000, runtime_env={"env_vars": environment}).remote()
+    await fresh.start.remote(spec, serve=True)
+    reference = await greedy(fresh, prompts)
+    await fresh.call.remote("shutdown")
     return {"summary": summary, "steps": sink.steps, "ratios": ratios, "live": live, "fresh": reference}
 
 

@@ -111,10 +111,48 @@ def test_filtered_prompts_are_replaced() -> None:  # B050
     assert run.trained() == sorted(f"h{p}" for p in range(0, 12, 2) for _ in range(2))
 
 
-def test_everything_filtered_is_an_error_with_the_scores() -> None:  # B051
+PASSES = [p for p in range(40) if random.Random(f"passes {p}").random() < 0.4]
+
+
+def picky(item: PromptItem, sample: int) -> Any:
+    """Groups that pass the filter, groups that do not, and a failed sample here and there."""
+    if (item.position, sample) in ((PASSES[2], 3), (PASSES[5], 0)):
+        return FAILED
+    return half_right(item, sample) if item.position in PASSES else GOOD
+
+
+@pytest.mark.parametrize("pipeline", [{}, {"train.async_enable": True}])
+@pytest.mark.parametrize("in_flight", [None, 2, 9])
+@pytest.mark.parametrize("seed", range(4))
+def test_filtered_batches_have_exactly_their_size(pipeline: dict[str, Any], in_flight: int | None, seed: int) -> None:
+    # B050: only the last batch of an episode may be smaller, whatever finishes when and however many are refilled
+    rng = random.Random(seed)
+    flags: dict[str, Any] = {
+        "algo.dynamic_filtering_enable": True,
+        "rollout.batch_size": 3,
+        "rollout.n_samples_per_prompt": 4,
+        "rollout.max_failed_fraction": 0.2,
+        "rollout.vllm_generate_batch_size": in_flight if pipeline or in_flight != 9 else None,
+        "train.batch_size": 12,
+        "train.num_episodes": 2,
+    }
+    run = fake_run(40, score=picky, delay=lambda item: rng.randint(0, 30), **pipeline, **flags)
+    run.run()
+    groups = [len({s.handle for part in batch for s in part}) for batch in run.learner.prepared]
+    size = len(PASSES)
+    assert groups == ([3] * (size // 3) + [size % 3] * (size % 3 > 0)) * 2
+    wanted = sorted(f"h{p}" for p in PASSES for _ in range(4 - (p in (PASSES[2], PASSES[5]))))
+    assert run.trained() == sorted(wanted * 2)
+    if not pipeline:  # in prompt order
+        firsts = [min(int(s.handle[1:]) for part in batch for s in part) for batch in run.learner.prepared]
+        assert firsts == PASSES[::3] * 2
+
+
+def test_everything_filtered_is_an_error_with_the_scores(caplog: pytest.LogCaptureFixture) -> None:  # B051
     run = fake_run(4, score=lambda item, sample: GOOD, train__async_enable=True, algo__dynamic_filtering_enable=True)
     with pytest.raises(NoOptimizerStepError, match=r"4 filtered out.*\n1: 4"):
         run.run()
+    assert "4 groups were outside --algo.dynamic_filtering_range (0.0, 1.0)" in caplog.text
 
 
 def test_a_failure_while_sampling_ends_the_run() -> None:  # B067

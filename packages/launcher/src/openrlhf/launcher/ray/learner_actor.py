@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError
 
 from openrlhf.launcher.ray.calls import WorkerDiedError, first_line
 
@@ -80,6 +80,7 @@ class Transfer:
 
 
 DELIVER_TIMEOUT = 600.0
+SAMPLES_TIMEOUT = 300.0
 WORK_TIMEOUT = 24 * 3600.0
 """Bound of one epoch's update or one batch's forwards: days of work are no fault, a dead rank is seen at once."""
 SOURCES = {"refs": "reference log-probs", "values": "critic values", "returns": "policy returns"}
@@ -91,6 +92,14 @@ def _fetch(name: str, refs: Sequence[ray.ObjectRef]) -> list[Any]:
         return ray.get(list(refs), timeout=WORK_TIMEOUT)
     except RayActorError as error:
         raise WorkerDiedError(f"{SOURCES[name]}: their rank died ({first_line(error)})") from error
+
+
+def _resolve(handles: Sequence[Any]) -> list[Any]:
+    """The trajectories behind handles; they are there already and only have to travel."""
+    try:
+        return ray.get(list(handles), timeout=SAMPLES_TIMEOUT)
+    except GetTimeoutError as error:
+        raise WorkerDiedError(f"samples: {len(handles)} groups did not arrive within {SAMPLES_TIMEOUT:g} s") from error
 
 
 def free_port() -> int:
@@ -126,7 +135,7 @@ class LearnerActor:
         self.sender: Sender | None = None
         self.plan: BucketPlan | None = None
         self.bucket_bytes = 0
-        self.trainer = RankTrainer(Learner(spec), config, resolve=lambda handles: ray.get(list(handles), timeout=300))
+        self.trainer = RankTrainer(Learner(spec), config, resolve=_resolve)
 
     def open_weight_group(self, world_size: int, generation: int, transfer: Transfer) -> Any:
         """The meeting point of a new weight group. Rank 0 sends; with CUDA IPC every rank does, to its own device."""

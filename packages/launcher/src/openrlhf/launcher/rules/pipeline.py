@@ -8,22 +8,10 @@ from collections.abc import Iterator
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
+from openrlhf.rollout.engine_spec import RESERVED_ENGINE_ARGS
 
 P = TrainPPOConfig
 Found = Iterator[Violation]
-
-ENGINE_FLAGS = {
-    "tensor_parallel_size": "vllm.tensor_parallel_size",
-    "enable_prefix_caching": "vllm.enable_prefix_caching",
-    "enforce_eager": "vllm.enforce_eager",
-    "enable_sleep_mode": "vllm.enable_sleep",
-    "gpu_memory_utilization": "vllm.gpu_memory_utilization",
-    "dtype": "vllm.dtype",
-    "model": "actor.model_name_or_path",
-    "max_model_len": "data.max_len",
-    "seed": "train.seed",
-}
-"""Engine arguments that have a flag of their own."""
 
 
 def needs_async(c: P, m: Machine) -> Found:
@@ -132,9 +120,11 @@ def engine_arguments(c: P, m: Machine) -> Found:
         yield broken(c, name, "it must be a JSON object", f"--{name} '{{\"max_num_seqs\": 256}}'")
         return
     for key in arguments:
-        if key in ENGINE_FLAGS:
-            flag = ENGINE_FLAGS[key]
-            yield broken(c, f"{name} {flag}", f"{key!r} has a flag of its own", f"use --{flag}")
+        place = RESERVED_ENGINE_ARGS.get(key, "")
+        if place.startswith("--"):
+            yield broken(c, f"{name} {place[2:]}", f"{key!r} has a flag of its own", f"use {place}")
+        elif place:
+            yield broken(c, name, f"{key!r} has {place}", "leave it out")
 
 
 RULES: tuple[Rule, ...] = (
