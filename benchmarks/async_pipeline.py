@@ -124,6 +124,7 @@ def main() -> None:
                 assert age <= 1, f"staleness {age}"
                 assert lost == 0, f"{lost} samples were not trained on"
                 name, took = "partial" if partial else "async", ends[-1]
+                assert took <= 1.05 * bound, f"{took / bound - 1:.1%} above the bound"
                 times = f"{step:10.2f}  {bound:7.1f}  {took:5.1f}  {took / bound - 1:15.1%}"
                 print(f"{name:8}  {in_flight:9}  {times}  {age:9.0f}  {lost:17}")
 

@@ -301,12 +301,15 @@ def test_requests_continue_over_a_push_with_versions_per_token(stage: Stage, cle
 
 
 def test_abort_delivers_what_was_sampled(stage: Stage) -> None:
-    generating = stage.host.submit("untied", "generate", PROMPT, SamplingParams(max_tokens=240, ignore_eos=True))
+    slow = SamplingParams(max_tokens=240, ignore_eos=True)
+    asked = [GenerateRequest(request_id=f"slow-{i}", token_ids=PROMPT, sampling=slow) for i in range(2)]
+    generating = stage.host.submit("untied", "generate_many", asked)
     time.sleep(0.1)
+    assert stage.host.call("untied", "abort", ["slow-1", "slow"]) == 1
     assert stage.host.call("untied", "abort") == 1
-    answer = generating.result(180)
-    assert answer.finish_reason == "abort"
-    assert 0 < len(answer.token_ids) == len(answer.logprobs) < 240
+    for _, answer in (pair for chunk in generating.result(180) for pair in chunk):
+        assert answer.finish_reason == "abort"
+        assert 0 < len(answer.token_ids) == len(answer.logprobs) < 240
 
 
 def test_sleep_and_wake_do_no_harm_on_cpu(stage: Stage) -> None:

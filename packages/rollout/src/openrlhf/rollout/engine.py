@@ -281,9 +281,12 @@ class VllmEngine:
         """Undo `sleep`; tags "weights" and "kv_cache" wake one part at a time."""
         await self._control("wake up", self._running().wake_up(list(tags) if tags else None))
 
-    async def abort(self) -> int:
-        """End all running requests; their callers get what was sampled, with finish_reason "abort"."""
-        live = list(self._live)
+    async def abort(self, request_ids: Sequence[str] | None = None) -> int:
+        """End running requests, all of them by default; returns how many.
+
+        Their callers get what was sampled, with finish_reason "abort".
+        """
+        live = [name for name in self._live if request_ids is None or name.rpartition("#")[0] in request_ids]
         if live:
             await self._control("abort", self._running().abort(live))
         return len(live)

@@ -45,12 +45,12 @@ class EngineClient(Protocol):
 class RouterTimeouts:
     """Seconds. An engine with requests is probed every `probe_interval`; no answer in `probe`: it is silent.
 
-    no_engine: how long requests wait for an engine to come back when none is left (an engine restart).
+    no_engine: how long requests wait for an engine to come back when none is left: the restart of a large model.
     """
 
     probe_interval: float = 30.0
     probe: float = 60.0
-    no_engine: float = 600.0
+    no_engine: float = 2400.0
 
 
 @dataclass(eq=False)

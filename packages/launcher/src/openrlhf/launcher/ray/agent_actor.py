@@ -14,7 +14,13 @@ from openrlhf.launcher.ray.agent_spec import AgentSpec
 from openrlhf.launcher.ray.calls import first_line
 from openrlhf.launcher.trainer.protocols import EvalRequest, SampleInfo
 from openrlhf.launcher.trainer.samples import sample_info
-from openrlhf.rollout.requests import EngineDownError, GenerateRequest, RequestFailure, raise_failure
+from openrlhf.rollout.requests import (
+    EngineDownError,
+    GenerateRequest,
+    RequestFailure,
+    RequestRejectedError,
+    raise_failure,
+)
 
 if TYPE_CHECKING:
     from openrlhf.agents.worker import AgentWorker
@@ -34,33 +40,43 @@ class RayEngineClient:
         self._waiting: list[tuple[GenerateRequest, asyncio.Future[Generation]]] = []
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Raises EngineDownError when the engine's process is gone, RequestRejected when it refuses the request."""
+        """Raises EngineDownError when the engine's process is gone, RequestRejectedError when it refuses the request.
+
+        A request that is cancelled here ends in the engine too.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Generation] = loop.create_future()
         if not self._waiting:
             loop.call_later(SEND_WINDOW, self._flush)
         self._waiting.append((request, future))
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.actor.call.remote("abort", [request.request_id])
+            raise
 
     def _flush(self) -> None:
-        batch, self._waiting = self._waiting, []
+        batch, self._waiting = [pair for pair in self._waiting if not pair[1].done()], []
+        if not batch:
+            return
         task = asyncio.ensure_future(self._send(batch))
         _RUNNING.add(task)
         task.add_done_callback(_RUNNING.discard)
 
     async def _send(self, batch: Sequence[tuple[GenerateRequest, asyncio.Future[Generation]]]) -> None:
-        reason: BaseException | None = None
+        failure = EngineDownError(f"{self.name}: the engine's stream ended early")
         try:
             stream = self.actor.generate_many.options(num_returns="streaming").remote([r for r, _ in batch])
             async for ref in stream:
                 for number, result in await ref:
                     _settle(batch[number][1], result)
         except (RayActorError, RayTaskError) as error:
-            reason = error
-        for request, future in batch:
+            failure = EngineDownError(f"{self.name}: {first_line(error)}")
+        except Exception as error:  # what cannot be sent, such as an image of a kind that does not pickle
+            failure = RequestRejectedError(f"requests to {self.name} could not be sent: {first_line(error)}")
+        for _, future in batch:
             if not future.done():
-                why = first_line(reason) if reason else "the engine's stream ended early"
-                future.set_exception(EngineDownError(f"{self.name}: request {request.request_id}: {why}"))
+                future.set_exception(failure)
 
     async def health(self) -> None:
         """Raises EngineDownError when the engine does not answer."""
