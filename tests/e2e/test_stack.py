@@ -85,14 +85,19 @@ async def sampled_ratios(parts: TrainerParts, prepared: Prepared) -> list[float]
     return ratios
 
 
-async def greedy(actor: Any, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
-    """Greedy answers with their log-probs."""
+async def ask(actor: Any, prompts: list[list[int]]) -> list[Any]:
+    """Greedy answers, or why there are none."""
     sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     requests = [GenerateRequest(request_id=f"g{i}", token_ids=p, sampling=sampling) for i, p in enumerate(prompts)]
     results: dict[int, Any] = {}
     async for ref in actor.generate_many.options(num_returns="streaming").remote(requests):
         results.update(dict(await ref))
-    return [(list(results[i].token_ids), list(results[i].logprobs)) for i in range(len(prompts))]
+    return [results[i] for i in range(len(prompts))]
+
+
+async def greedy(actor: Any, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
+    """Greedy answers with their log-probs."""
+    return [(list(answer.token_ids), list(answer.logprobs)) for answer in await ask(actor, prompts)]
 
 
 async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster) -> dict[str, Any]:
@@ -101,9 +106,10 @@ async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster:
     parts = await start_parts(config, prepared, cluster, sink)
     prompts = [prepared.tokenizer.encode(f"sort {i}4321") for i in range(4)]
     try:
+        fleet = parts.learner._push._fleet  # type: ignore[attr-defined]
+        early = await ask(fleet.actors[0], prompts[:1])
         summary = await Trainer(config, parts).run()
         ratios = await sampled_ratios(parts, prepared)
-        fleet = parts.learner._push._fleet  # type: ignore[attr-defined]
         live = [await greedy(actor, prompts) for actor in fleet.actors]
     finally:
         await parts.rollout.shutdown()
@@ -116,13 +122,21 @@ async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster:
     await fresh.start.remote(spec, serve=True)
     reference = await greedy(fresh, prompts)
     await fresh.call.remote("shutdown")
-    return {"summary": summary, "steps": sink.steps, "ratios": ratios, "live": live, "fresh": reference}
+    return {
+        "early": early,
+        "summary": summary,
+        "steps": sink.steps,
+        "ratios": ratios,
+        "live": live,
+        "fresh": reference,
+    }
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_engines_hold_what_was_trained(tmp_path: Path, cluster: Cluster, tied: bool) -> None:  # B026, B128, B130
     config, prepared = configure(tmp_path, tied=tied)
     result = asyncio.run(train_and_compare(config, prepared, cluster))
+    assert "waits for its first weight push" in result["early"][0].message
     assert result["summary"].optimizer_steps == 4
     assert [step["rollout/sync_error"] < 1e-4 for step in result["steps"]] == [True, True]
     assert max(result["ratios"]) < 1e-3

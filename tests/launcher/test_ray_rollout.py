@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,13 +47,18 @@ class Worker:
         return SimpleNamespace(future=lambda: future), "handle"
 
 
-def make(outcomes: list[Any], monkeypatch: pytest.MonkeyPatch, timeout: float = 30) -> RayRollout:
+def make(
+    outcomes: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    timeout: float = 30,
+    spawn: Callable[[int], Worker] | None = None,
+) -> RayRollout:
     monkeypatch.setattr("ray.kill", lambda actor: None)
     workers = iter(map(Worker, outcomes))
     fleet: Any = None
     monkeypatch.setattr("ray.put", list)
     return RayRollout(
-        lambda number: next(workers),
+        spawn or (lambda number: next(workers)),
         fleet,
         workers=1,
         group_timeout=timeout,
@@ -71,17 +77,62 @@ def test_a_group_of_a_dead_worker_is_rolled_out_by_another(monkeypatch: pytest.M
     assert (group.samples, group.handle) == ([GOOD], "handle")
 
 
-def test_a_group_that_kills_two_workers_fails_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    # B135 for agents: one that always blocks its loop costs its own samples only
+def test_a_group_that_always_kills_its_worker_fails_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> list[Any]:
-        parts = make([ActorDiedError(), ActorDiedError(), [GOOD]], monkeypatch)
+        parts = make([ActorDiedError(), ActorDiedError(), ActorDiedError(), [GOOD]], monkeypatch)
         return [await parts.run_group(ITEM), await parts.run_group(ITEM)]
 
     lost, later = asyncio.run(main())
     assert [s.failed for s in lost.samples] == [True, True]
-    assert "group e0-p0 was lost with two agent workers" in lost.samples[0].failure
+    assert "group e0-p0 was lost with 3 agent workers" in lost.samples[0].failure
     assert [t.failed for t in lost.handle] == [True, True]
     assert later.samples == [GOOD]
+
+
+class SharedWorker(Worker):
+    """Dies with everything in it a while after a bad prompt came; other prompts take longer than that."""
+
+    def __init__(self, bad: set[int]) -> None:
+        super().__init__([GOOD])
+        self.bad = bad
+        self.inside: list[concurrent.futures.Future[Any]] = []
+
+    def remote(self, item: PromptItem, evaluation: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.inside.append(future)
+        if item.position in self.bad:
+            loop.call_later(0.002, self.die)
+        else:
+            loop.call_later(0.01, lambda: future.done() or future.set_result([GOOD]))
+        return SimpleNamespace(future=lambda: future), f"handle {item.position}"
+
+    def die(self) -> None:
+        for future in self.inside:
+            if not future.done():
+                future.set_exception(ActorDiedError())
+
+
+@pytest.mark.parametrize("bad", [set(), {3}, {0, 7}])
+def test_only_the_groups_that_block_their_worker_fail(bad: set[int], monkeypatch: pytest.MonkeyPatch) -> None:  # B135
+    items = [PromptItem(group_id=f"e0-p{p}", prompt="p", position=p, episode=0) for p in range(12)]
+
+    async def main() -> list[Group]:
+        parts = make([], monkeypatch, spawn=lambda number: SharedWorker(bad))
+        return await asyncio.gather(*(parts.run_group(item) for item in items))
+
+    groups = asyncio.run(asyncio.wait_for(main(), 10))
+    assert {g.position for g in groups if g.samples[0].failed} == bad
+
+
+def test_workers_that_always_die_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        parts = make([], monkeypatch, spawn=lambda number: Worker(ActorDiedError()))
+        for _ in range(20):
+            await parts.run_group(ITEM)
+
+    with pytest.raises(WorkerDiedError, match="21 agent workers were lost in a row"):
+        asyncio.run(main())
 
 
 def test_a_silent_worker_is_replaced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

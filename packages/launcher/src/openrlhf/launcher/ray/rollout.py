@@ -24,7 +24,9 @@ START_TIMEOUT = 600.0
 ASK_TIMEOUT = 60.0
 FETCH_TIMEOUT = 300.0
 MAX_REPLACED = 20
-"""Agent workers that may be lost in one run before it ends: an agent that always kills its worker is a bug."""
+"""Agent workers that may be lost in a row, with no group finished in between: such an agent is a bug."""
+MANY_DEATHS = 2
+"""Workers that may die under a group before it counts as a suspect."""
 
 
 class Watch(Protocol):
@@ -36,9 +38,9 @@ class Watch(Protocol):
 class RayRollout:
     """Hands prompts to the agent worker with the fewest running groups.
 
-    A worker that dies or blocks is replaced and its groups are rolled out once more elsewhere; one that takes a second
-    worker with it fails. group_timeout bounds one group in seconds, silence the time that a worker may say nothing;
-    decode turns token ids into text.
+    A worker that dies or blocks is replaced and its groups are rolled out again elsewhere. Groups to which that happens
+    twice run one at a time, until the one that takes its worker with it is found; only that one fails. group_timeout
+    bounds one group in seconds, silence the time that a worker may say nothing; decode turns token ids into text.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class RayRollout:
         self.actors: list[Any] = [spawn(i) for i in range(workers)]
         self._running = [0] * workers
         self._replaced = 0
+        self._alone = asyncio.Lock()
+        self._convicted = 0
         self._group_timeout = group_timeout
         self._silence = silence
         self._fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -117,25 +121,42 @@ class RayRollout:
             self._fatal.set_result(error)
 
     async def run_group(self, item: PromptItem, *, evaluation: EvalRequest | None = None) -> Group:
-        why = ""
-        for _ in range(2):
-            worker = min(range(len(self.actors)), key=lambda i: self._running[i])
-            actor = self.actors[worker]
-            self._running[worker] += 1
-            try:
-                return await self._run_on(actor, item, evaluation)
-            except (WorkerDiedError, RayActorError) as error:
-                if self._fatal.done():
-                    raise
-                why = first_line(error)
-                await self._replace(worker, actor, why)
-            finally:
-                self._running[worker] -= 1
-        return self._lost(item, evaluation, why)
+        deaths = 0
+        while True:
+            if deaths < MANY_DEATHS:
+                group, _ = await self._try_once(item, evaluation)
+                if group is not None:
+                    return group
+                deaths += 1
+                continue
+            known = self._convicted
+            async with self._alone:
+                if self._convicted == known:
+                    group, why = await self._try_once(item, evaluation)
+                    self._convicted += group is None
+                    return group or self._lost(item, evaluation, why)
+            deaths = 0  # another group turned out to be the cause
+
+    async def _try_once(self, item: PromptItem, evaluation: EvalRequest | None) -> tuple[Group | None, str]:
+        """The group; None and the reason when its worker was lost, which is replaced then."""
+        worker = min(range(len(self.actors)), key=lambda i: self._running[i])
+        actor = self.actors[worker]
+        self._running[worker] += 1
+        try:
+            group = await self._run_on(actor, item, evaluation)
+        except (WorkerDiedError, RayActorError) as error:
+            if self._fatal.done():
+                raise
+            await self._replace(worker, actor, first_line(error))
+            return None, first_line(error)
+        finally:
+            self._running[worker] -= 1
+        self._replaced = 0
+        return group, ""
 
     def _lost(self, item: PromptItem, evaluation: EvalRequest | None, why: str) -> Group:
-        """A group that two workers died with: its samples failed, the run goes on."""
-        message = f"group {item.group_id} was lost with two agent workers, the last time: {why}"
+        """A group that was the only suspect when a worker died: its samples failed, the run goes on."""
+        message = f"group {item.group_id} was lost with {MANY_DEATHS + 1} agent workers, the last time: {why}"
         log.warning("%s", message)
         count = evaluation.n_samples_per_prompt if evaluation else self._n_samples
         trajectories = failed_group(item, count, Failure(border="agent", message=message))
@@ -185,7 +206,7 @@ class RayRollout:
             return  # another group saw it first
         self._replaced += 1
         if self._replaced > MAX_REPLACED:
-            raise WorkerDiedError(f"{self._replaced} agent workers were lost, the last one: {why}")
+            raise WorkerDiedError(f"{self._replaced} agent workers were lost in a row, the last one: {why}")
         log.warning("agent worker %d is gone (%s): starting it again", worker, why)
         ray.kill(actor)
         self.actors[worker] = self._spawn(worker)
