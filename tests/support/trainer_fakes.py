@@ -89,6 +89,7 @@ class FakeLearner:
 
     kl: float = 0.5
     rewards: Callable[[SampleRef], float] = lambda sample: 1.0
+    stored: tuple[float, float] | None = None
     prepared: list[list[list[SampleRef]]] = field(default_factory=list)
     updates: list[dict[str, Any]] = field(default_factory=list)
     pushed: list[int] = field(default_factory=list)
@@ -101,6 +102,9 @@ class FakeLearner:
     async def score_rewards(self, samples: Sequence[SampleRef]) -> list[float]:
         self.log.append("reward")
         return [self.rewards(s) for s in samples]
+
+    async def reward_statistics(self) -> tuple[float, float] | None:
+        return self.stored
 
     async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> dict[str, float]:
         self.log.append("prepare")

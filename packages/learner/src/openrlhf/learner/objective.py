@@ -61,6 +61,17 @@ def _tokens(batch: Batch) -> float:
     return float(batch.action_mask.sum())
 
 
+def _balance_count(batch: Batch, coef: float) -> dict[str, float]:
+    return {"aux_loss": float(batch.attention_mask.sum())} if coef > 0 else {}
+
+
+def _balance_term(outputs: ModelOutputs) -> dict[str, LossOutput]:
+    """The balance loss of a mixture of experts. It is no mean over tokens: micro-batches weigh by their tokens."""
+    if outputs.aux_loss is None:
+        return {}
+    return {"aux_loss": LossOutput(total=outputs.aux_loss * outputs.tokens, count=outputs.tokens)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class PolicyObjective:
     """policy_loss + kl_coef · kl_loss + aux_coef · aux_loss − entropy_coef · entropy.
@@ -98,9 +109,7 @@ class PolicyObjective:
             counts["kl_loss"] = _tokens(batch)
         if self.with_entropy:
             counts["entropy_loss"] = _tokens(batch)
-        if self.config.aux_loss_coef > 0:
-            counts["aux_loss"] = float(batch.attention_mask.sum())
-        return counts
+        return counts | _balance_count(batch, self.config.aux_loss_coef)
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> dict[str, LossOutput]:
         assert outputs.logprobs is not None, "a policy objective needs a language model"
@@ -129,35 +138,33 @@ class PolicyObjective:
             )
         if outputs.entropy is not None:
             terms["entropy_loss"] = entropy_loss(entropy=outputs.entropy, action_mask=batch.action_mask)
-        if outputs.aux_loss is not None:
-            terms["aux_loss"] = LossOutput(total=outputs.aux_loss * outputs.tokens, count=outputs.tokens)
-        return terms
+        return terms | _balance_term(outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValueObjective:
-    """The clipped value loss of a critic."""
+    """critic_loss + aux_coef · aux_loss: the clipped value loss, and the balance loss of a mixture of experts."""
 
     value_clip: float | None = 0.5
+    aux_coef: float = 0.0
     with_entropy: bool = False
 
     @property
     def coefficients(self) -> Mapping[str, float]:
-        return {"critic_loss": 1.0}
+        return {"critic_loss": 1.0, "aux_loss": self.aux_coef}
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return {"critic_loss": _tokens(batch)}
+        return {"critic_loss": _tokens(batch)} | _balance_count(batch, self.aux_coef)
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> dict[str, LossOutput]:
         assert outputs.values is not None, "a value objective needs a critic"
         assert batch.values is not None, "a value objective needs the values of the rollout"
         assert batch.returns is not None, "a value objective needs returns"
-        return {
-            "critic_loss": value_loss(
-                values=outputs.values,
-                old_values=batch.values,
-                returns=batch.returns,
-                action_mask=batch.action_mask,
-                value_clip=self.value_clip,
-            )
-        }
+        loss = value_loss(
+            values=outputs.values,
+            old_values=batch.values,
+            returns=batch.returns,
+            action_mask=batch.action_mask,
+            value_clip=self.value_clip,
+        )
+        return {"critic_loss": loss} | _balance_term(outputs)

@@ -94,6 +94,10 @@ class RayLearner:
                 merged.update(part)
         return [merged[s.index] for s in samples]
 
+    async def reward_statistics(self) -> tuple[float, float] | None:
+        assert self.reward is not None, "a reward role is placed when rewards come from an in-cluster model"
+        return (await self.reward.wait(self.reward.call("reward_statistics"), "reward statistics"))[0]
+
     async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> dict[str, float]:
         async with self._push.alone():
             return await self._prepare(mini_batches, kl_coef)

@@ -63,6 +63,16 @@ def gspo_mean(c: P, m: Machine) -> Found:
         )
 
 
+def ratio_bounds(c: P, m: Machine) -> Found:
+    """Bounds of probability ratios, which are positive numbers."""
+    clip, threshold = c.actor.eps_clip_low_high, c.algo.advantage.is_correction_threshold
+    if clip is not None and not (0 <= clip[0] <= 1 and clip[1] >= 0):
+        problem = "the ratio is clipped to [1 - low, 1 + high], and it is never negative"
+        yield broken(c, "actor.eps_clip_low_high", problem, "a low value from 0 to 1 and a high one of at least 0")
+    if threshold[0] < 0:
+        yield broken(c, "algo.advantage.is_correction_threshold", "a ratio is never negative", "0 or more as low value")
+
+
 def filtering(c: P, m: Machine) -> Found:
     """Dynamic filtering needs scores and groups."""
     if not c.algo.dynamic_filtering_enable:
@@ -136,6 +146,7 @@ RULES: tuple[Rule, ...] = (
     critic_only_with_gae,
     gamma_is_used,
     gspo_mean,
+    ratio_bounds,
     filtering,
     overlong,
     kl_loss_needs_reference,

@@ -64,7 +64,7 @@ AT_MOST: Mapping[str, float] = {
         """
         actor.lr_warmup_ratio critic.lr_warmup_ratio lr_warmup_ratio actor.min_lr_ratio critic.min_lr_ratio
         min_lr_ratio algo.advantage.gamma algo.advantage.lambd rollout.top_p rollout.min_p train.ema_beta
-        rollout.max_failed_fraction vllm.gpu_memory_utilization reward.stop_properly_penalty_coef
+        actor.eps_clip rollout.max_failed_fraction vllm.gpu_memory_utilization reward.stop_properly_penalty_coef
         """,
     ),
     **_table(3, "ds.zero_stage"),

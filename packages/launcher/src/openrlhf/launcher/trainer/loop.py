@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from openrlhf.agents.types import PromptItem
-from openrlhf.core.kl import AdaptiveKLController, FixedKLController
+from openrlhf.core.kl import make_kl_controller
 from openrlhf.core.rewards import RunningRewardNorm
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.logging.sinks import GeneratedSample
@@ -95,10 +95,7 @@ class Trainer:
         self.config = config
         self.parts = parts
         self.state = TrainerState()
-        kl = config.algo.kl
-        self.kl = (
-            AdaptiveKLController(kl.init_coef, kl.target, kl.horizon) if kl.target else FixedKLController(kl.init_coef)
-        )
+        self.kl = make_kl_controller(config.algo.kl)
         self.norm = RunningRewardNorm() if config.reward.normalize_enable else None
         self.pipeline = make_pipeline(config, parts.rollout, parts.prompts, reward_stream(config, parts.learner))
         self.metrics: dict[str, float] = {}
@@ -139,6 +136,7 @@ class Trainer:
         Raises NoOptimizerStepError when nothing was trained on, StoppedAfterSave after `stop_after_step`.
         """
         if not await self.checkpoints.restore(self):
+            await self._start_reward_norm()
             self.pipeline.start()
         await self.parts.learner.push_weights(self.state.version)
         self.pipeline.limit(self._last_batch())
@@ -155,6 +153,14 @@ class Trainer:
             metrics=self.metrics,
             evaluation=self.evaluation,
         )
+
+    async def _start_reward_norm(self) -> None:
+        """Start the running normalisation from the mean and std in the reward model's configuration, if it has them."""
+        if self.norm is None or not self.config.has_reward_model:
+            return
+        stored = await self.parts.learner.reward_statistics()
+        if stored is not None:
+            self.norm = RunningRewardNorm.from_stored(*stored)
 
     async def _finish(self) -> None:
         await self._evaluated()
@@ -237,7 +243,7 @@ class Trainer:
         return await add_rewards(self.parts.learner, groups) if self.config.has_reward_model else groups
 
     async def _learn(self, num_mini_batches: int) -> dict[str, float]:
-        """All epochs over the prepared batch, at most up to --train.max_steps. Returns the mean over the epochs."""
+        """All epochs over the prepared batch, at most up to --train.max_steps."""
         train, metrics = self.config.train, []
         for epoch in range(train.max_epochs):
             order = epoch_order(num_mini_batches, seed=train.seed, step=self.state.step, epoch=epoch)
@@ -249,8 +255,7 @@ class Trainer:
             freeze = [first + i < self.config.critic.freezing_steps for i in range(len(order))]
             metrics.append(await self.parts.learner.update(order, kl_coef=self.kl.value, freeze_actor=freeze))
             self.state.optimizer_steps += len(order)
-        keys = {key for m in metrics for key in m}
-        return {key: sum(m[key] for m in metrics if key in m) / sum(key in m for m in metrics) for key in keys}
+        return over_epochs(metrics)
 
     async def _start_evaluation(self) -> None:
         """Evaluate the present weights: in the asynchronous pipeline beside the next step, up to its weight push.
@@ -304,6 +309,13 @@ class Trainer:
             yield
         finally:
             phases[f"timing/{name}"] = self.parts.clock() - began
+
+
+def over_epochs(epochs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Metrics of all epochs over one rollout batch: their means, and how many steps were skipped in all."""
+    keys = {key for metrics in epochs for key in metrics}
+    values = {key: [metrics[key] for metrics in epochs if key in metrics] for key in keys}
+    return {key: sum(v) if key.endswith("skipped_steps") else sum(v) / len(v) for key, v in values.items()}
 
 
 def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:

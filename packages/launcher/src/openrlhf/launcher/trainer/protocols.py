@@ -116,6 +116,10 @@ class Learner(Protocol):
         """The in-cluster reward model's raw reward of each sample, in order."""
         ...
 
+    async def reward_statistics(self) -> tuple[float, float] | None:
+        """(mean, std) of the rewards that the in-cluster reward model's configuration carries, if it does."""
+        ...
+
     async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> dict[str, float]:
         """Load a rollout batch, cut in mini-batches: log-probs, values and KL where needed, advantages.
 

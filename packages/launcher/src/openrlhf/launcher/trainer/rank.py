@@ -73,6 +73,10 @@ class RankTrainer:
         self._batch = batch.with_(values=values)
         return gather_trainable(batch, values)
 
+    def reward_statistics(self) -> tuple[float, float] | None:
+        """Reward role: (mean, std) of its rewards that the model's configuration carries, if it does."""
+        return self.learner.reward_mean_std
+
     def rewards(self, shares: Sequence[Sequence[SampleRef]]) -> dict[int, float]:
         """Reward role: one raw reward per sample."""
         batch = self.load(shares)
@@ -180,7 +184,7 @@ class RankTrainer:
         config, kl = self.config, self.config.algo.kl
         assert self._batch is not None
         if self.learner.spec.role == "critic":
-            return ValueObjective(value_clip=config.value_clip)
+            return ValueObjective(value_clip=config.value_clip, aux_coef=config.policy_loss.aux_loss_coef)
         return PolicyObjective(
             config=config.policy_loss,
             correction=config.algo.advantage if config.algo.advantage.is_correction_enable else None,
@@ -211,7 +215,10 @@ def scatter_trainable(batch: Batch, parts: Sequence[PerSample]) -> Tensor:
 
 
 def prepared_metrics(batch: Batch, rewards: Tensor, kl: Tensor | None) -> Sums:
-    """Sums over this rank: KL per token, return per sample, moments and extremes of the advantages."""
+    """Sums over this rank: KL per token, return per sample, moments and extremes of the advantages.
+
+    The KL is 0 without a reference model; with the KL as a loss `update` measures it.
+    """
     mask = batch.action_mask
     assert batch.advantages is not None
     tokens = float(mask.sum())
@@ -225,6 +232,8 @@ def prepared_metrics(batch: Batch, rewards: Tensor, kl: Tensor | None) -> Sums:
     }
     if kl is not None:
         sums["train/kl"] = (float(kl.sum()), tokens)
+    elif batch.ref_logprobs is None:
+        sums["train/kl"] = (0.0, tokens)
     return sums
 
 
@@ -233,8 +242,9 @@ OPTIMISER_METRICS = {"policy": "actor_", "critic": "critic_"}
 
 
 def metric_names(sums: Sums, role: str) -> Sums:
-    """The learner's metric names -> those of the dashboards."""
+    """The learner's metric names -> those of the dashboards; skipped steps become their number, not their share."""
     prefix = OPTIMISER_METRICS[role]
+    sums = {name: (value, 1.0 if name == "skipped_steps" else count) for name, (value, count) in sums.items()}
     own = {"lr", "grad_norm"} if role == "policy" else {"lr", "grad_norm", "skipped_steps"}
     return {f"train/{prefix if name in own else ''}{name}": value for name, value in sums.items()}
 

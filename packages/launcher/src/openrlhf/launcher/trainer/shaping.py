@@ -90,6 +90,7 @@ def sample_metrics(groups: Sequence[Group], raw: Sequence[float], shaped: Sequen
     metrics |= {
         "train/reward": float(values.mean()),
         "train/reward_shaped": nan_mean(shaped),
+        "train/score": nan_mean([s.score if s.score is not None else r for s, r in zip(alive, raw, strict=True)]),
         "train/response_length": nan_mean([s.num_trainable for s in alive]),
         "train/total_length": nan_mean([s.total_length for s in alive]),
         "train/truncated": nan_mean([s.truncated for s in alive]),
@@ -100,9 +101,6 @@ def sample_metrics(groups: Sequence[Group], raw: Sequence[float], shaped: Sequen
         "rollout/response_length_mean": nan_mean([s.num_trainable for s in alive]),
         "rollout/truncated_rate": nan_mean([s.truncated for s in alive]),
     }
-    scores = [s.score for s in alive if s.score is not None]
-    if scores:
-        metrics["train/score"] = nan_mean(scores)
     for key in sorted({key for s in alive for key in s.extra_logs}):
         metrics[f"train/{key}"] = nan_mean([s.extra_logs[key] for s in alive if key in s.extra_logs])
     return metrics
