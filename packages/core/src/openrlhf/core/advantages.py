@@ -33,9 +33,12 @@ def compute_advantages(
 ) -> tuple[Tensor, Tensor]:
     """(advantages, returns), each [B, T] in the dtype of token_rewards, 0 where not action_mask.
 
-    gae: generalised advantage estimation with `values` (see `gae`); returns = advantages + values.
-    All others: the discounted return from here on (see `discounted_returns`), for both.
-    Token rewards and values under the mask are ignored, whatever they hold.
+    token_rewards, action_mask (bool), values: [B, T]. Under the mask they are ignored, whatever they hold.
+    gae: generalised advantage estimation with `values` (see `gae`); returns = advantages + values. The advantages of
+    PPO (Schulman et al., 2017).
+    All others: the discounted return from here on (see `discounted_returns`), for both. reinforce: REINFORCE++ (Hu et
+    al., 2025). rloo, group_norm, dr_grpo, reinforce_baseline differ in what `rewards.group_baseline` made of the
+    rewards before; unlike in their papers a KL penalty may be among the token rewards, after the baseline.
 
     Raises:
         ValueError: gamma != 1 with an estimator that does not use it, gae without values, an unknown estimator.
@@ -53,7 +56,11 @@ def compute_advantages(
 
 
 def discounted_returns(token_rewards: Tensor, action_mask: Tensor, gamma: float = 1.0) -> Tensor:
-    """G_t = r_t + gamma * G_{t'} with t' the next trainable token; [B, T] float64, 0 where not action_mask."""
+    """G_t = r_t + gamma * G_{t'} with t' the next trainable token; [B, T] float64, 0 where not action_mask.
+
+    The return of REINFORCE (Williams, 1992; Sutton & Barto, 2018, section 13.3). Differs in that tokens which the
+    policy did not sample are no time steps: they cost no discount, and their rewards are ignored.
+    """
     rewards = select(token_rewards.double(), action_mask)
     if gamma == 1.0:
         return select(rewards.flip(-1).cumsum(-1).flip(-1), action_mask)
@@ -66,7 +73,8 @@ def gae(
     """Schulman et al., "High-Dimensional Continuous Control Using GAE" (2015), eq. 16, over the trainable tokens.
 
     delta_t = r_t + gamma V_{t'} - V_t; A_t = delta_t + gamma lambd A_{t'}, with t' the next trainable token (after the
-    last one both are 0). Returns (A, A + V), [B, T] float64, 0 where not action_mask.
+    last one both are 0). Returns (A, A + V), [B, T] float64, 0 where not action_mask. Differs from the paper in that
+    tokens which the policy did not sample are no states, and in that a cut-off sample is not bootstrapped from a value.
     """
     rewards = select(token_rewards.double(), action_mask)
     values = select(values.double(), action_mask)
@@ -83,6 +91,7 @@ def whiten(
 ) -> Tensor:
     """(A - mean) / sqrt(max(variance, 1e-8)) over all trainable tokens, [B, T], 0 where not action_mask.
 
+    The global normalisation of REINFORCE++ (Hu et al., 2025), there without a floor of the variance.
     Mean and population variance are over the tokens of all ranks: `reduce` sums a float64 tensor over them and is
     called twice, on every rank, also on one without tokens. no_std_norm: A - mean only.
     """

@@ -1,7 +1,7 @@
 """Per-token estimates of KL(policy || reference), and the controllers of their coefficient.
 
 Estimators: J. Schulman, "Approximating KL divergence" (2020). Adaptive controller: Ziegler et al., "Fine-Tuning
-Language Models from Human Preferences" (2019), eq. 2.
+Language Models from Human Preferences" (2019), section 2.2.
 """
 
 from __future__ import annotations
@@ -57,19 +57,29 @@ class KLController(Protocol):
     """Holds the KL coefficient. Its state belongs into checkpoints."""
 
     @property
-    def value(self) -> float: ...
+    def value(self) -> float:
+        """The coefficient, at least 0."""
+        ...
 
     def update(self, kl: float, n_samples: int) -> None:
         """Take notice of the mean KL per token over the last n_samples samples."""
         ...
 
-    def state_dict(self) -> dict[str, float]: ...
+    def state_dict(self) -> dict[str, float]:
+        """Plain numbers, exact in JSON."""
+        ...
 
-    def load_state_dict(self, state: dict[str, float]) -> None: ...
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Go on from what `state_dict` gave."""
+        ...
 
 
 class FixedKLController:
-    """A constant coefficient."""
+    """A constant coefficient.
+
+    Raises:
+        ValueError: value < 0.
+    """
 
     def __init__(self, value: float) -> None:
         if value < 0:
@@ -90,7 +100,11 @@ class AdaptiveKLController(FixedKLController):
     """Proportional control in log space: value *= 1 + clip(kl / target - 1, -0.2, 0.2) * n_samples / horizon.
 
     Differs from the paper in that one update shrinks the coefficient by 90 % at most (the paper's would turn
-    negative when n_samples exceeds five horizons). A KL that is not finite changes nothing.
+    negative when n_samples exceeds five horizons), and in that the KL is the mean per token, not per sample. A KL that
+    is not finite changes nothing.
+
+    Raises:
+        ValueError: value < 0, target or horizon not > 0.
     """
 
     def __init__(self, value: float, target: float, horizon: int) -> None:

@@ -67,14 +67,16 @@ class RunningRewardNorm:
         self.count = total
 
     def normalize(self, rewards: Tensor) -> Tensor:
-        """(rewards - mean) / max(std, 1e-8), [N]."""
+        """(rewards - mean) / max(std, 1e-8), [N] in their dtype."""
         assert self.count > 0, "RunningRewardNorm.update comes before normalize"
         return ((rewards.double() - self.mean) / max(self.std, _MIN_STD)).to(rewards.dtype)
 
     def state_dict(self) -> dict[str, float]:
+        """Plain numbers, exact in JSON."""
         return {"count": self.count, "mean": self.mean, "sum_sq": self.sum_sq}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
+        """Go on from what `state_dict` gave."""
         self.count, self.mean, self.sum_sq = float(state["count"]), float(state["mean"]), float(state["sum_sq"])
 
 
@@ -173,8 +175,10 @@ def group_baseline(
 
     With m and s the mean and unbiased std (n - 1) over the group's n valid samples:
     rloo: n / (n - 1) (R - m), that is R minus the mean of the others (Ahmadian et al., 2024). group_norm:
-    (R - m) / (s + 1e-9) (Shao et al., GRPO, 2024). dr_grpo and reinforce_baseline: R - m (Liu et al., 2025;
-    Hu et al., REINFORCE++, 2025). gae and reinforce: R. A group of equal rewards gets exactly 0.
+    (R - m) / (s + 1e-9) (Shao et al., GRPO, 2024, which leaves the kind of std open and has no epsilon). dr_grpo:
+    R - m (Liu et al., 2025, whose division by a constant length is loss_agg_mode seq-mean-token-sum-norm).
+    reinforce_baseline: R - m, whitened later on (Hu et al., REINFORCE++, 2025). gae and reinforce: R.
+    A group of equal rewards gets exactly 0.
 
     Samples not valid [N] bool, or whose reward is not finite, are left out of the statistics and not kept; nor are
     groups with fewer than two survivors where the estimator compares samples.
@@ -214,6 +218,11 @@ def token_rewards(reward: Tensor, kl: Tensor | None, kl_coef: float, action_mask
     """-kl_coef * kl per trainable token, plus the scalar reward on the last trainable one; [B, T], 0 off the mask.
 
     reward [B], kl [B, T] or None (no reference model, or KL as a loss). A row without trainable tokens is all 0.
+    The reward of Ouyang et al. (InstructGPT, 2022, eq. 2) and Ziegler et al. (2019), spread over the tokens; the KL
+    comes after the baseline of the group, so no baseline sees it.
+
+    Raises:
+        ValueError: shapes that differ.
     """
     check_rows(action_mask, kl=kl)
     if reward.shape != action_mask.shape[:1]:

@@ -2,7 +2,8 @@
 
 w = p_old / p_rollout per token, detached: both engines should hold the same weights, yet kernels, precision and
 staleness differ. Sources: TIS, F. Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL
-Training" (2025); IcePop, Ling team, "Every Step Evolves" (2025). The TIS of that text clamps from above only.
+Training" (2025), which clamps from above only; IcePop, Ling team, "Every Step Evolves" (2025). seq-mask-tis joins the
+clamp with a mask of sequences by their geometric mean ratio (Liu et al., "When Speed Kills Stability", 2025).
 """
 
 from __future__ import annotations

@@ -32,15 +32,16 @@ def policy_loss(
     """Clipped surrogate loss; all tensors [B, T], action_mask bool, gradient to `logprobs` only.
 
     rho = exp(clamp(logprobs - old_logprobs, -20, 20)); token loss = -min(rho A, clip(rho, 1 - low, 1 + high) A)
-    (Schulman et al., PPO, 2017, eq. 7). With dual_clip c > 1, where A < 0: -max(that minimum, c A) (Ye et al., 2020).
+    (Schulman et al., PPO, 2017, eq. 7; separate low and high: Yu et al., DAPO, 2025, section 3.1). With dual_clip c > 1,
+    where A < 0: -max(that minimum, c A) (Ye et al., "Mastering Complex Control in MOBA Games", 2020).
     gspo: rho is one per sequence, exp of the mean log-ratio over its trainable tokens (Zheng et al., 2025, eq. 7).
     With `correction` enabled the token loss is multiplied by `correction_weights` of rollout_logprobs; rejected tokens
     have loss and gradient exactly 0 and stay in the count. Aggregation: config.loss_agg_mode, see `aggregate`.
-    Differs from the papers in the clamp of the log-ratio.
+    Differs from the papers in the clamp of the log-ratio, which bounds the loss of a token with negative advantage.
 
-    Metrics per token: policy_loss (per unit of the aggregation), ppo_clip_ratio (share where the clip binds), ppo_kl
-    (mean of old - new from the raw log-ratio); given rollout_logprobs also vllm_kl (mean of rollout - old) and
-    logprobs_diff (mean of its absolute value); with correction is_filter_ratio (rejected share).
+    Metrics: policy_loss (per unit of the aggregation); per token ppo_clip_ratio (share where the clip binds, rejected
+    tokens included) and ppo_kl (mean of old - new, from the raw log-ratio); given rollout_logprobs also vllm_kl (mean
+    of rollout - old) and logprobs_diff (mean of its absolute value); with correction is_filter_ratio (rejected share).
 
     Raises:
         ValueError: shapes that differ, options out of range, correction enabled without rollout_logprobs.
@@ -53,12 +54,10 @@ def policy_loss(
     raw_log_ratio = log_ratio.detach()
 
     fix = _correction(old_logprobs, rollout_logprobs, action_mask, config, correction)
-    if fix is not None and config.policy_loss_type == "ppo":
+    if fix is not None:  # gspo rejects whole sequences
         log_ratio = select(log_ratio, fix.keep)
-    if config.policy_loss_type == "gspo":
-        log_ratio = row_mean(log_ratio, action_mask).unsqueeze(-1).expand_as(log_ratio)
-    ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    token_loss, clipped = _clipped_surrogate(ratio, advantages, config)
+    token_loss, _ = _clipped_surrogate(_ratio(log_ratio, action_mask, config), advantages, config)
+    _, clipped = _clipped_surrogate(_ratio(raw_log_ratio, action_mask, config), advantages, config)
     if fix is not None:
         token_loss = select(token_loss * fix.weights, fix.keep)
 
@@ -80,6 +79,9 @@ def policy_loss(
 def kl_loss(*, logprobs: Tensor, ref_logprobs: Tensor, action_mask: Tensor, estimator: KLEstimator) -> LossOutput:
     """Sum of `kl_estimate` over trainable tokens, to be weighted by the KL coefficient. All tensors [B, T].
 
+    The KL term of GRPO (Shao et al., 2024, eq. 3 and 4, with k3). Differs from it in the mean over all tokens, where
+    the paper averages per sequence first, and in the bounds of the estimate. The samples' own dependence on the policy
+    has no gradient here, as in the paper; what that leaves of each estimator's gradient is said at `kl_estimate`.
     Gradient to `logprobs` only. Metric: kl. Errors as `kl_estimate`.
     """
     check_rows(action_mask, logprobs=logprobs, ref_logprobs=ref_logprobs)
@@ -91,7 +93,8 @@ def kl_loss(*, logprobs: Tensor, ref_logprobs: Tensor, action_mask: Tensor, esti
 def entropy_loss(*, entropy: Tensor, action_mask: Tensor) -> LossOutput:
     """Sum of entropy [B, T] (nats) over trainable tokens. The caller SUBTRACTS entropy_coef times its mean.
 
-    Metric: entropy_loss.
+    The bonus of Mnih et al., "Asynchronous Methods for Deep RL" (2016), section 4; here of the tempered distribution
+    that was sampled from. Metric: entropy_loss, the mean entropy per token.
     """
     check_rows(action_mask, entropy=entropy)
     total, count = masked_sum(entropy, action_mask), float(action_mask.sum())
@@ -111,6 +114,13 @@ def _correction(
         raise ValueError("--algo.advantage.is_correction_enable needs the log-probs of the rollout engine, got None")
     sequence_level = config.policy_loss_type == "gspo"
     return correction_weights(old_logprobs, rollout_logprobs, action_mask, correction, sequence_level=sequence_level)
+
+
+def _ratio(log_ratio: Tensor, action_mask: Tensor, config: PolicyLossConfig) -> Tensor:
+    """Probability ratios [B, T], for gspo the same one on all tokens of a sequence."""
+    if config.policy_loss_type == "gspo":
+        log_ratio = row_mean(log_ratio, action_mask).unsqueeze(-1).expand_as(log_ratio)
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def _clipped_surrogate(ratio: Tensor, advantages: Tensor, config: PolicyLossConfig) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ def value_loss(
     """0.5 * max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2), summed over trainable tokens.
 
     All tensors [B, T], action_mask bool, gradient to `values` only. value_clip c > 0, or None for no clipping.
-    Source: the reference code of Schulman et al., PPO (2017).
+    Source: the reference code of Schulman et al., PPO (2017); the paper itself (eq. 9) has the unclipped square only.
     Metrics: critic_loss, values, returns, value_clip_ratio (share of tokens whose clipped error is the larger one).
 
     Raises:
