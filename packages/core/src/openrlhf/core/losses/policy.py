@@ -32,7 +32,7 @@ def policy_loss(
     """Clipped surrogate loss; all tensors [B, T], action_mask bool, gradient to `logprobs` only.
 
     rho = exp(clamp(logprobs - old_logprobs, -20, 20)); token loss = -min(rho A, clip(rho, 1 - low, 1 + high) A)
-    (Schulman et al., PPO, 2017, eq. 7; separate low and high: Yu et al., DAPO, 2025, section 3.1). With dual_clip c > 1,
+    (Schulman et al., PPO, 2017, eq. 7; own high: Yu et al., DAPO, 2025, section 3.1). With dual_clip c > 1,
     where A < 0: -max(that minimum, c A) (Ye et al., "Mastering Complex Control in MOBA Games", 2020).
     gspo: rho is one per sequence, exp of the mean log-ratio over its trainable tokens (Zheng et al., 2025, eq. 7).
     With `correction` enabled the token loss is multiplied by `correction_weights` of rollout_logprobs; rejected tokens
