@@ -147,7 +147,9 @@ import sys
 from openrlhf.launcher.config import LoggerConfig, TrainPPOConfig, WandbConfig
 from openrlhf.launcher.logging.logger import RunLogger
 from openrlhf.launcher.logging.sinks import GeneratedSample
-wandb = WandbConfig(key="k" * 40, org="o", group="g", project="p", run_name="offline-run")
+wandb = WandbConfig(
+    key="k" * 40, org="some-org", group="some-group", project="some-project", run_name="some-run"
+)
 logger = RunLogger(TrainPPOConfig(logger=LoggerConfig(wandb=wandb)))
 for step in (1, 2):
     logger.log_step(step, {"train/reward": 0.5, "train/my_log": 3.0})
@@ -166,7 +168,16 @@ def test_wandb_offline(tmp_path: Path) -> None:
     assert "does not work" not in done.stderr
     run = next((tmp_path / "wandb").glob("offline-run-*"))
     log = next(run.glob("*.wandb")).read_bytes()
-    for text in (b"offline-run", b"train/my_log", b"eval/eval_default_pass1", b"train/generated_samples"):
+    for text in (
+        b"some-org",
+        b"some-group",
+        b"some-project",
+        b"some-run",
+        b"train/reward",
+        b"train/my_log",
+        b"eval/eval_default_pass1",
+        b"train/generated_samples",
+    ):
         assert text in log
     assert b"k" * 40 not in log
     tables = list((run / "files" / "media" / "table").rglob("*.table.json"))

@@ -18,6 +18,8 @@ from openrlhf.launcher.trainer.protocols import SampleRef
 SAMPLES = [SampleRef(handle="h", position=i, index=i, reward=0.0, length=4) for i in range(4)]
 SUMS = {"train/loss": (2.0, 4.0)}
 
+ANSWERS = {"export": None, "save": None, "load_checkpoint": None, "reward_statistics": (0.5, 2.0)}
+
 
 class Tensors:
     """A reference to tensors: the controller may pass it on, never fetch it."""
@@ -49,7 +51,9 @@ class Rank:
         self.call, self.merged = Method(self._call), Method(self._merged)
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        self.log.append(f"{self.name} {method}")
+        self.log.append(" ".join([self.name, method, *(a for a in args if isinstance(a, str))]))
+        if method in ANSWERS:
+            return value(ANSWERS[method])
         if method == "rewards":
             return value({s.index: float(s.index) for share in args[0] for s in share})
         return value(SUMS) if method == "update" else Tensors(f"{method} of {self.name}")
@@ -72,13 +76,13 @@ class Push:
         return nullcontext()
 
 
-def make(log: list[str], *, take_turns: bool = False, **ranks: int) -> RayLearner:
+def make(log: list[str], *, take_turns: bool = False, critic_export: bool = False, **ranks: int) -> RayLearner:
     groups: dict[str, Any] = {
         role: RankGroup(role=role, actors=[Rank(f"{role} {i}", log) for i in range(count)])
         for role, count in ranks.items()
     }
     push: Any = Push()
-    return RayLearner(push=push, tokenizer_path="T", take_turns=take_turns, **groups)
+    return RayLearner(push=push, tokenizer_path="T", take_turns=take_turns, critic_export=critic_export, **groups)
 
 
 def test_tensors_go_from_rank_to_rank_and_scalars_to_the_controller() -> None:
@@ -136,3 +140,34 @@ def test_a_rank_that_waits_for_a_dead_one_says_whose_result_is_missing(monkeypat
     parts: Any = {"refs": ["r"], "values": []}
     with pytest.raises(WorkerDiedError, match="reference log-probs: their rank died"):
         learner_actor.LearnerActor().merged("prepare", parts=parts, kl_coef=0.0)
+
+
+@pytest.mark.parametrize("critic_export", [False, True])
+def test_critic_is_exported_on_request(critic_export: bool) -> None:
+    log: list[str] = []
+
+    async def main() -> None:
+        await make(log, critic_export=critic_export, policy=1, critic=1).export("/out/")
+
+    asyncio.run(main())
+    assert log == ["policy 0 export /out/ T", *(["critic 0 export /out_critic T"] if critic_export else [])]
+
+
+def test_both_trained_models_are_saved_and_restored() -> None:
+    log: list[str] = []
+
+    async def main() -> None:
+        learner = make(log, policy=1, critic=1, reference=1)
+        await learner.save("/c")
+        await learner.load("/c")
+
+    asyncio.run(main())
+    saved = ["policy 0 save /c/actor", "critic 0 save /c/critic"]
+    assert log == [*saved, "policy 0 load_checkpoint /c/actor", "critic 0 load_checkpoint /c/critic"]
+
+
+def test_statistics_of_the_reward_model_come_from_its_first_rank() -> None:
+    async def main() -> tuple[float, float] | None:
+        return await make([], policy=1, reward=2).reward_statistics()
+
+    assert asyncio.run(main()) == (0.5, 2.0)

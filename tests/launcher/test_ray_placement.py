@@ -38,6 +38,14 @@ def test_every_role_has_gpus_of_its_own() -> None:
     assert all(seat.num_gpus == 1 for seats in p.seats.values() for seat in seats)
 
 
+def test_roles_that_are_not_needed_are_not_placed() -> None:
+    # B027: no coefficient, no reference model
+    p = plan(algo__kl__init_coef=0.0)
+    assert bundles(p) == {"policy": 2, "critic": 2, "reward": 2, "engine": 2}
+    p = plan(algo__advantage__estimator="rloo", reward__model_name_or_path=None, reward__remote_url="f.py")
+    assert bundles(p) == {"policy": 2, "reference": 2, "engine": 2}
+
+
 def test_own_engines_hold_all_gpus_of_their_workers() -> None:
     p = plan(vllm__tensor_parallel_size=4)
     assert p.pools[-1].bundles == ({"GPU": 4.0, "CPU": 4.0},) * 2

@@ -43,6 +43,7 @@ def test_a_plain_run_breaks_no_rule(line: str, machine: Machine) -> None:
 
 CASES = [
     # (broken, flags that must be named, words of the message, mended)
+    # B012
     ("--algo.advantage.estimator rloo", "rollout.n_samples_per_prompt", "compares the samples", RLOO),
     ("--algo.advantage.estimator group_norm", "algo.advantage.estimator", "compares", RLOO),
     ("--algo.advantage.estimator reinforce_baseline", "algo.advantage.estimator", "compares", RLOO),

@@ -138,7 +138,11 @@ def shaped(rewards: list[SampleInfo], **flags: Any) -> tuple[list[float], dict[s
 
 # The order: normalise, clip, overlong, stop-properly, baseline. Any two swapped give other numbers.
 def test_order_of_shaping() -> None:
-    samples = [info(10.0, longest_turn=90), info(2.0), info(0.0, truncated=True, longest_turn=100)]
+    samples = [
+        info(10.0, longest_turn=90),
+        info(2.0),
+        info(0.0, truncated=True, stop_reason="length", longest_turn=100),
+    ]
     flags = {
         "reward.normalize_enable": True,
         "reward.clip_range": (-1.0, 1.0),
@@ -156,6 +160,21 @@ def test_order_of_shaping() -> None:
     mean = sum(expected) / 3
     found, _ = shaped(samples, **flags, **{"algo.advantage.estimator": "reinforce_baseline"})
     assert found == pytest.approx([r - mean for r in expected], abs=1e-6)
+
+
+# B021: a stop token or string of its own is a proper end, and so is a turn limit; only length is punished
+@pytest.mark.parametrize(
+    ("reason", "cut_off", "expected"),
+    [("stop", False, 1.0), ("done", False, 1.0), ("max_turns", True, 1.0), ("length", True, -0.5)],
+)
+def test_stop_properly_punishes_length_only(reason: str, cut_off: bool, expected: float) -> None:
+    found, metrics = shaped(
+        [info(1.0, stop_reason=reason, truncated=cut_off)], **{"reward.stop_properly_penalty_coef": -0.5}
+    )
+    assert found == [expected]
+    assert metrics["train/reward"] == 1.0
+    assert metrics["train/reward_shaped"] == expected
+    assert metrics["train/truncated"] == float(cut_off)
 
 
 def test_overlong_is_about_the_longest_turn() -> None:

@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from openrlhf.core.config import AdvantageConfig, AdvantageEstimator, AlgoConfig, KLConfig, PolicyLossConfig
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.flags import build
 from openrlhf.launcher.trainer.rank import RankTrainer, combine_sums, metric_names, scatter_trainable
+from openrlhf.launcher.trainer.rank_config import rank_config
 from openrlhf.learner.spec import Role
 from support.toy_ranks import ToyLearner, references, sampled, toy_config, toy_rank
 
@@ -161,6 +164,12 @@ def test_frozen_steps_are_left_out() -> None:
     assert rank.update([0, 1], kl_coef=0.0, freeze=[True, True]) == {}
     rank.update([0, 1], kl_coef=0.0, freeze=[True, False])
     assert len(learner(rank).gradients) == 1
+
+
+@pytest.mark.parametrize(("max_new_tokens", "expected"), [(100, 100.0), (None, 2048.0)])
+def test_constant_length_of_dr_grpo(max_new_tokens: int | None, expected: float) -> None:
+    config = build(TrainPPOConfig(), {"rollout.max_new_tokens": max_new_tokens})
+    assert rank_config(config, pad_token_id=0).agg_constant == expected
 
 
 def test_advantage_metrics_of_several_ranks() -> None:

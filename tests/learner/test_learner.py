@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 from openrlhf.core.kl import kl_estimate
+from openrlhf.learner.learner import sum_terms
+from openrlhf.learner.objective import ModelOutputs
 from support.learner_models import make_batch, plain_logprobs
 from support.learner_ranks import RankResults, result
-from support.learner_step_cases import LAYOUTS, OBJECTIVE
+from support.learner_step_cases import LAYOUTS, LOSSES, OBJECTIVE, loss_batch
 
 pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 
 RANK_CASES = {
-    2: ["layouts", "critic", "skipping", "nothing_to_train", "accumulation"],
-    1: ["layouts", "accumulation"],
+    2: ["layouts", "losses", "critic", "skipping", "nothing_to_train", "accumulation"],
+    1: ["layouts", "losses", "accumulation"],
 }
 
 
@@ -77,6 +79,34 @@ def test_new_weights_do_not_depend_on_stage_or_world_size(ranks: RankResults, la
     for world in (1, 2):
         got = result(ranks, "layouts", world)[0][layout]["weights"]
         assert _largest_difference(got, want) < 2e-5  # AdamW divides tiny gradients by their own size
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_has_one_gradient_on_one_and_two_ranks(ranks: RankResults, rank_folder: Path, name: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(rank_folder / "qwen3", dtype=torch.float32)
+    batch, objective = loss_batch(), LOSSES[name]
+    logprobs, entropy = plain_logprobs(model, batch)
+    terms = objective(ModelOutputs(logprobs=logprobs, entropy=entropy if objective.with_entropy else None), batch)
+    loss = sum_terms(terms, objective.coefficients, objective.counts(batch), world_size=1)
+    assert loss is not None
+    loss.backward()
+    want = {n: p.grad for n, p in model.named_parameters()}
+    for outcome in (of_rank[name] for world in (1, 2) for of_rank in result(ranks, "losses", world)):
+        assert _largest_difference(outcome["gradients"], want) < 1e-6
+        total, count = outcome["metrics"]["policy_loss"]
+        assert total / count == pytest.approx(float(terms["policy_loss"].total.detach()) / count, abs=1e-6)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_leaving_out_the_old_logprobs_equals_scoring_them(ranks: RankResults, world: int) -> None:
+    for outcome in result(ranks, "losses", world):
+        short, long = outcome["short"], outcome["long"]
+        assert _largest_difference(short["gradients"], long["gradients"]) < 1e-6
+        for name, (total, count) in long["metrics"].items():
+            assert short["metrics"][name][0] / count == pytest.approx(total / count, abs=1e-6), name
+        assert short["metrics"]["ppo_clip_ratio"][0] == 0
 
 
 def test_only_rank_0_gets_the_stream(ranks: RankResults) -> None:

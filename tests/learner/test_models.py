@@ -12,7 +12,7 @@ from openrlhf.learner.config import DsConfig, OptimConfig
 from openrlhf.learner.export import export_hf
 from openrlhf.learner.models import check_attention, load_module, reward_statistics
 from openrlhf.learner.modules import LearnerModule
-from openrlhf.learner.packing import build_last_token_inputs
+from openrlhf.learner.packing import build_inputs, build_last_token_inputs
 from openrlhf.learner.spec import LearnerSpec, Role
 from support.learner_models import make_batch, save_tiny_model, tiny_config
 
@@ -93,6 +93,20 @@ def test_critic_from_a_reward_model_takes_its_head(models: Path) -> None:
     # B120
     module = load(models / "classifier-qwen3", Role.CRITIC, optim=OptimConfig())
     assert torch.equal(rewards(module), rewards(load(models / "classifier-qwen3", Role.REWARD)))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_values_do_not_depend_on_padding_or_neighbours(models: Path, packed: bool) -> None:
+    # B022, B023: the value of the state before each trainable token, as of the sample alone
+    module, batch = load(models / "lm", Role.CRITIC, optim=OptimConfig()), make_batch()
+    inputs = build_inputs(batch, batch.action_mask, packed=packed)
+    with torch.no_grad():
+        together = inputs.scatter(module(inputs).primary, batch.tokens.shape)
+        for row in range(batch.size):
+            states = module.model(batch.tokens[row : row + 1, : int(batch.lengths[row])]).last_hidden_state[0]
+            want = torch.zeros(batch.tokens.shape[1])
+            want[1 : len(states)] = states[:-1] @ module.head.weight[0]  # pyright: ignore[reportOptionalMemberAccess]
+            assert float((together[row] - want * batch.action_mask[row]).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize("prefix", ["score", "value_head"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from openrlhf.core.batch import Batch
-from openrlhf.core.config import PolicyLossConfig
+from openrlhf.core.config import AdvantageConfig, PolicyLossConfig
 from openrlhf.learner.config import AdamConfig, DsConfig, ModelConfig, OptimConfig, TrainBatchConfig
 from openrlhf.learner.learner import Learner, NonFiniteStepError
 from openrlhf.learner.objective import PolicyObjective, ValueObjective
@@ -103,6 +103,51 @@ def layouts(rank: int, world: int, folder: Path) -> dict[str, Any]:
     return results
 
 
+FIX = {"is_correction_enable": True, "is_correction_threshold": (0.7, 1.3)}
+LOSSES: dict[str, PolicyObjective] = {
+    "gspo, icepop": PolicyObjective(
+        config=PolicyLossConfig(policy_loss_type="gspo", entropy_coef=0.02),
+        correction=AdvantageConfig(is_correction_type="icepop", **FIX),
+    ),
+    "sequence mean, tis, dual clip": PolicyObjective(
+        config=PolicyLossConfig(loss_agg_mode="seq-mean-token-mean", dual_clip=1.1),
+        correction=AdvantageConfig(is_correction_type="tis", **FIX),
+        kl_coef=0.2,
+        kl_estimator="k2",
+    ),
+    "constant length, seq-mask-tis": PolicyObjective(
+        config=PolicyLossConfig(loss_agg_mode="seq-mean-token-sum-norm", eps_clip_low_high=(0.1, 0.3)),
+        correction=AdvantageConfig(is_correction_type="seq-mask-tis", **FIX),
+        agg_constant=9.0,
+    ),
+}
+
+
+def loss_batch() -> Batch:
+    """`make_batch` with log-probs of a rollout engine that disagrees a little."""
+    batch = make_batch()
+    assert batch.old_logprobs is not None
+    noise = torch.randn(batch.tokens.shape, generator=torch.Generator().manual_seed(9))
+    return batch.with_(rollout_logprobs=(batch.old_logprobs + 0.3 * noise) * batch.action_mask)
+
+
+def losses(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """Other losses than `OBJECTIVE`, in uneven shares; and old log-probs left out against old log-probs scored."""
+    results = {}
+    batch = share(loss_batch(), [0, 1, 2, 3, 4], rank, world)
+    for name, objective in LOSSES.items():
+        learner = Learner(make_spec(folder, micro=2))
+        gradients = capture_gradients(learner)
+        results[name] = {"metrics": learner.update(batch, objective), "gradients": gradients}
+    for name in ("long", "short"):
+        learner = Learner(make_spec(folder, micro=3))
+        gradients = capture_gradients(learner)
+        old = learner.score(batch).logprobs if name == "long" else None
+        metrics = learner.update(batch.with_(old_logprobs=old), replace(OBJECTIVE, detach_old=old is None))
+        results[name] = {"metrics": metrics, "gradients": gradients}
+    return results
+
+
 def critic(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """A critic from a plain language model: values, and one step of its loss."""
     results = {}
@@ -178,6 +223,7 @@ def accumulation(rank: int, world: int, folder: Path) -> dict[str, float]:
 
 CASES: dict[str, Case] = {
     "layouts": layouts,
+    "losses": losses,
     "critic": critic,
     "skipping": skipping,
     "nothing_to_train": nothing_to_train,

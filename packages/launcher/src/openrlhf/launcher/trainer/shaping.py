@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from openrlhf.agents.types import StopReason
 from openrlhf.core.config import GROUP_ESTIMATORS, AdvantageEstimator, RewardShapingConfig
 from openrlhf.core.rewards import RunningRewardNorm, group_baseline, shape_rewards
 from openrlhf.launcher.logging.values import nan_mean
@@ -51,7 +52,7 @@ def shape_groups(
     shaped = shape_rewards(
         raw,
         lengths=torch.tensor([s.longest_turn for _, _, s in kept]),
-        truncated=torch.tensor([s.truncated for _, _, s in kept]),
+        truncated=torch.tensor([s.stop_reason == StopReason.LENGTH for _, _, s in kept]),
         config=shaping,
         max_length=max_response_len,
         norm=norm,
