@@ -309,16 +309,43 @@ def test_warning(line: str, words: str, silent: str) -> None:
     assert warned(silent) == []
 
 
+PLAIN = "--model.pretrain_mode_enable"
+ANSWER = "--data.output_key o"
+FOUR_BIT = "--ds.load_in_4bit --ds.lora.rank 8"
+
+
 @pytest.mark.parametrize(
     ("name", "line", "flag", "words"),
     [
-        ("train_sft", "--data.multiturn", "data.apply_chat_template", "chat template"),
-        ("train_sft", "--data.tokenizer_chat_template t", "data.apply_chat_template", "not applied"),
-        ("train_sft", "--data.input_template Q:", "data.input_template", "no place"),
-        ("train_sft", "--optim muon --ds.adam_offload", "optim", "GPU only"),
-        ("train_sft", "--muon.no_nesterov --optim muon", "muon.nesterov", "always uses"),
-        ("train_sft", "--ds.packing_samples --ds.attn_implementation sdpa", "ds.packing_samples", "flash"),
-        ("train_rm", "--ds.load_in_4bit --ds.param_dtype fp16", "ds.param_dtype", "bf16"),
+        ("train_sft", f"{PLAIN} --data.multiturn", "data.apply_chat_template", "chat template"),
+        (
+            "train_sft",
+            f"{ANSWER} --data.tokenizer_chat_template t",
+            "data.apply_chat_template",
+            "not applied",
+        ),
+        ("train_sft", f"{ANSWER} --data.input_template Q:", "data.input_template", "no place"),
+        ("train_sft", f"{ANSWER} --optim muon --ds.adam_offload", "optim", "GPU only"),
+        ("train_sft", f"{ANSWER} --muon.no_nesterov --optim muon", "muon.nesterov", "always uses"),
+        (
+            "train_sft",
+            f"{ANSWER} --ds.packing_samples --ds.attn_implementation sdpa",
+            "ds.packing_samples",
+            "flash",
+        ),
+        ("train_sft", "--data.input_template {}", "data.output_key", "no field holds the response"),
+        ("train_sft", f"{PLAIN} --data.apply_chat_template", "data.apply_chat_template", "as it stands"),
+        ("train_sft", f"{PLAIN} --data.input_template Q:{{}}", "data.input_template", "as it stands"),
+        ("train_sft", f"{PLAIN} --eval.steps 5", "eval.dataset", "nothing to evaluate on"),
+        ("train_sft", f"{PLAIN} --ckpt.save_steps 0", "ckpt.save_steps", "-1 for never"),
+        ("train_sft", f"{PLAIN} --ds.lora.alpha 32", "ds.lora.rank", "no adapters"),
+        ("train_sft", f"{PLAIN} --ds.lora.rank 8 --ds.lora.dropout 1", "ds.lora.dropout", "[0, 1)"),
+        ("train_sft", f"{PLAIN} --ds.lora.rank 8 --ds.lora.alpha 0", "ds.lora.alpha", "at least 1"),
+        ("train_rm", "--ds.load_in_4bit", "ds.lora.rank", "cannot be trained"),
+        ("train_rm", f"{FOUR_BIT} --ds.param_dtype fp16", "ds.param_dtype", "bf16"),
+        ("train_rm", f"{FOUR_BIT} --ds.zero_stage 3", "ds.zero_stage", "cannot partition"),
+        ("train_rm", "--data.input_template Q:{}", "data.prompt_key", "no field holds it"),
+        ("train_rm", "--model.margin_loss_enable --model.loss_type logexp", "model.loss_type", "no margin"),
         ("train_rm", "--data.dataset_probs 1,1", "data.dataset_probs", "1 datasets and 2"),
         ("train_dpo", "--model.ipo_enable --model.label_smoothing 0.1", "model.label_smoothing", "no label smoothing"),
         ("train_dpo", "--model.beta 0", "model.beta", "more than 0"),

@@ -25,6 +25,7 @@ class Batch:
     rollout_logprobs, old_logprobs, ref_logprobs, values, advantages, returns [B, T] float32, 0 where not action_mask.
     versions [B, T] int32: weight version per sampled token, -1 elsewhere.
     rewards [B] float32: the scalar shaped reward (after baseline), to be placed on the last action token.
+    margins [B] float32: by how much a chosen answer should win over its rejected one (the same on both rows of a pair).
     extra: model inputs of other modalities (pixel_values, ...), never touched here.
     """
 
@@ -40,6 +41,7 @@ class Batch:
     returns: Tensor | None = None
     versions: Tensor | None = None
     rewards: Tensor | None = None
+    margins: Tensor | None = None
     extra: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -50,7 +52,7 @@ class Batch:
             value = getattr(self, f.name)
             if not isinstance(value, Tensor) or f.name == "tokens":
                 continue
-            want = shape[:1] if f.name in ("index", "rewards") else shape
+            want = shape[:1] if f.name in ("index", "rewards", "margins") else shape
             if value.shape != want:
                 raise ValueError(f"Batch.{f.name} must have shape {tuple(want)}, got {tuple(value.shape)}")
 

@@ -64,7 +64,7 @@ def run_command(command: Command, argv: Sequence[str] | None, start: Callable[[A
     if parsed.print_config:
         sys.stdout.write(config_toml(command, config))
         return 0
-    for note in notes:
+    for note in notes if os.environ.get("RANK", "0") == "0" else ():  # once, not by every rank of a launcher
         sys.stderr.write(note + "\n")
     return start(config)
 
@@ -78,6 +78,13 @@ def _train_ppo(config: TrainPPOConfig) -> int:
     from openrlhf.launcher.run import train_ppo  # imports torch: --help must not
 
     return train_ppo(config)
+
+
+def train_supervised(config: Any) -> int:
+    """Supervised or preference training with a resolved configuration; returns the exit status."""
+    from openrlhf.launcher.supervised.run import train_supervised as train  # imports torch: --help must not
+
+    return train(config)
 
 
 def _machine_of(command: Command) -> Machine:

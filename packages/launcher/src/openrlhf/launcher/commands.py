@@ -43,12 +43,7 @@ class Command(Generic[C]):
 
 
 _RL_ONLY = frozenset({"ds.enable_sleep"})
-_NOT_SUPERVISED = _RL_ONLY | {
-    "train.dynamic_batch_enable",
-    "train.max_tokens_per_gpu",
-    "train.enable_ema",
-    "train.ema_beta",
-}
+_NOT_SUPERVISED = _RL_ONLY | {"train.enable_ema", "train.ema_beta"}
 _SERVED = frozenset(
     f"ds.{name}"
     for name in (

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from openrlhf.launcher.config import AUTO_RANKS, TrainPPOConfig
 from openrlhf.launcher.flags import build
 from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.supervised_config import ServeRMConfig, SupervisedConfig
+from openrlhf.launcher.supervised_config import ServeRMConfig, SupervisedConfig, TrainDPOConfig, TrainRMConfig
 
 C = TypeVar("C")
 P = TrainPPOConfig
@@ -47,7 +47,7 @@ def resolve_supervised(
     config: SupervisedConfig, machine: Machine, *, prefix: str, now: datetime | None = None
 ) -> tuple[SupervisedConfig, list[str]]:
     """Replace everything automatic in the configuration of a supervised trainer."""
-    config, notes = _apply(config, machine, (_ds_device,))
+    config, notes = _apply(config, machine, (_ds_device, _supervised_packing, _supervised_device))
     return _named(config, prefix, now), notes
 
 
@@ -146,6 +146,20 @@ def _packing(c: P, m: Machine) -> Iterator[Change]:
         yield Change("ds.packing_samples", True, "--train.dynamic_batch_enable switches --ds.packing_samples on")
     if c.rollout.max_tokens_per_gpu is None:
         yield Change("rollout.max_tokens_per_gpu", c.train.max_tokens_per_gpu)
+
+
+def _supervised_packing(c: SupervisedConfig, m: Machine) -> Iterator[Change]:
+    if c.train.dynamic_batch_enable and not c.ds.packing_samples:
+        yield Change("ds.packing_samples", True, "--train.dynamic_batch_enable switches --ds.packing_samples on")
+
+
+def _supervised_device(c: SupervisedConfig, m: Machine) -> Iterator[Change]:
+    if isinstance(c, TrainRMConfig) and c.model.compute_fp32_loss_enable:
+        note = "--model.compute_fp32_loss_enable changes nothing: losses are always computed in fp32"
+        yield Change("model.compute_fp32_loss_enable", True, note)
+    if isinstance(c, TrainDPOConfig) and c.ref.offload and not m.gpus:
+        note = "no GPU: --ref.offload is off, the model is in host memory anyway"
+        yield Change("ref.offload", False, note)
 
 
 def _models(c: P, m: Machine) -> Iterator[Change]:

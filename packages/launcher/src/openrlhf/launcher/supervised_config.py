@@ -26,7 +26,7 @@ class SftModelConfig(SupervisedModelConfig):
     """The model of supervised fine-tuning."""
 
     pretrain_mode_enable: bool = False
-    """Train on every token of the text instead of the response only."""
+    """Train on every token of the text instead of the response only; the input template is not applied."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +202,9 @@ class TrainDPOConfig(SupervisedConfig):
     eval: SupervisedEvalConfig = field(default_factory=lambda: SupervisedEvalConfig(split="test"))
     ckpt: SupervisedCkptConfig = field(default_factory=lambda: SupervisedCkptConfig(path="./ckpt/checkpoints_dpo"))
     logger: LoggerConfig = field(default_factory=lambda: _logger("openrlhf_train_dpo"))
+
+
+SupervisedRun = TrainSFTConfig | TrainRMConfig | TrainDPOConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,13 +95,13 @@ class CheckpointStore:
         self.root.mkdir(parents=True, exist_ok=True)
         for leftover in self.root.glob(f"{TEMPORARY}*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        pending = self._pending(step)
+        pending = self.pending(step)
         pending.mkdir()
         return pending
 
     def commit(self, step: int, *, metric: float | None = None) -> Path:
         """Make the folder of `begin` the newest checkpoint, then rotate."""
-        pending, target = self._pending(step), self.root / f"global_step{step}"
+        pending, target = self.pending(step), self.root / f"global_step{step}"
         (pending / METRIC_FILE).write_text(json.dumps({"step": step, "metric": metric}) + "\n")
         sync_tree(pending)
         old = self.root / f"{TEMPORARY}old-{target.name}"
@@ -137,7 +137,8 @@ class CheckpointStore:
         rated = [c for c in self.checkpoints() if c.metric is not None]
         return max(rated, key=lambda c: (c.metric, c.step), default=None)
 
-    def _pending(self, step: int) -> Path:
+    def pending(self, step: int) -> Path:
+        """The folder that `begin` makes."""
         return self.root / f"{TEMPORARY}global_step{step}"
 
     def _rotate(self, keep: int) -> None:

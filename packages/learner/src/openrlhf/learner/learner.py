@@ -21,10 +21,12 @@ from openrlhf.learner.collective import Collective
 from openrlhf.learner.ema import MovingAverage
 from openrlhf.learner.engine import TrainingEngine, build_engine
 from openrlhf.learner.export import export_hf
+from openrlhf.learner.lora import export_adapters, has_adapters
 from openrlhf.learner.metrics import MetricSums
 from openrlhf.learner.models import reward_statistics
+from openrlhf.learner.modules import Readings, evaluating
 from openrlhf.learner.objective import ModelOutputs, Objective
-from openrlhf.learner.packing import build_inputs, build_last_token_inputs
+from openrlhf.learner.packing import ModelInputs, build_inputs, build_last_token_inputs
 from openrlhf.learner.setup import seed_everything, training_device
 from openrlhf.learner.spec import LearnerSpec, Role
 
@@ -80,13 +82,13 @@ class Learner:
     @torch.no_grad()
     def score(self, batch: Batch, *, with_entropy: bool = False) -> Scores:
         """Log-probs, values or rewards of `batch`. Collective under ZeRO-3; otherwise each rank for itself."""
-        plan = self._plan(batch, score=True)
+        plan = self._score_plan(batch)
         count = len(plan)
         if self._engine.communicates_in_forward:
             count = int(self.collective.max(float(count)))
         primary = torch.zeros(batch.size if self.spec.role is Role.REWARD else batch.tokens.shape)
         entropy = torch.zeros(batch.tokens.shape) if with_entropy else None
-        with self._engine.on_device():
+        with self._engine.on_device(), evaluating(self.module):
             for number in range(count):
                 rows = torch.tensor(plan[number] if number < len(plan) else [], dtype=torch.long)
                 self._score_rows(batch, rows, primary, entropy)
@@ -99,10 +101,7 @@ class Learner:
     def _score_rows(self, batch: Batch, rows: Tensor, primary: Tensor, entropy: Tensor | None) -> None:
         """Score the rows and write the results in place. No rows: only take part in the communication."""
         part = (batch.select(rows) if len(rows) else _placeholder()).to(self.device)
-        if self.spec.role is Role.REWARD:
-            inputs = build_last_token_inputs(part, packed=self.spec.packed)
-        else:
-            inputs = build_inputs(part, part.action_mask, packed=self.spec.packed)
+        inputs = self._inputs(part)
         readings = self._engine.forward(inputs, with_entropy=entropy is not None)
         if not len(rows):
             return
@@ -114,6 +113,19 @@ class Learner:
         primary[rows, :width] = (inputs.scatter(readings.primary, part.tokens.shape) * mask).cpu()
         if entropy is not None and readings.entropy is not None:
             entropy[rows, :width] = (inputs.scatter(readings.entropy, part.tokens.shape) * mask).cpu()
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch, objective: Objective) -> Metrics:
+        """What `objective` measures of `batch`, reduced over all ranks. Collective; changes nothing."""
+        scores, sums = self.score(batch), MetricSums()
+        sums.add(objective(ModelOutputs(logprobs=scores.logprobs, rewards=scores.rewards), batch))
+        return sums.reduce(self.collective, [False] * self.collective.world_size)
+
+    def _inputs(self, part: Batch) -> ModelInputs:
+        """What this role reads: the state at every row's end (reward model), or before every trainable token."""
+        if self.spec.role is Role.REWARD:
+            return build_last_token_inputs(part, packed=self.spec.packed)
+        return build_inputs(part, part.action_mask, packed=self.spec.packed)
 
     # -- training
 
@@ -130,7 +142,7 @@ class Learner:
         """
         if not self.spec.trained:
             raise ValueError(f"the {self.spec.role.value} model is frozen: its spec has no optim")
-        plan = self._plan(batch, score=False)
+        plan = self._update_plan(batch, objective.rows_per_unit)
         counts, steps, empty_ranks = self.collective.agree(objective.counts(batch), len(plan), batch.size == 0)
         if not any(counts[term] > 0 for term, weight in objective.coefficients.items() if weight and term in counts):
             return {}
@@ -155,7 +167,7 @@ class Learner:
     ) -> tuple[Tensor, bool]:
         """Loss of one micro-batch, scaled for the whole step, and whether it is finite."""
         part = (batch.select(rows) if rows else _placeholder()).to(self.device)
-        inputs = build_inputs(part, part.action_mask, packed=self.spec.packed)
+        inputs = self._inputs(part)
         readings = self._engine.forward(
             inputs,
             with_entropy=objective.with_entropy,
@@ -163,16 +175,7 @@ class Learner:
         )
         if not rows:
             return readings.anchor(), True
-        dense = inputs.scatter(readings.primary, part.tokens.shape)
-        language_model = self.spec.role.is_language_model
-        outputs = ModelOutputs(
-            logprobs=dense if language_model else None,
-            values=None if language_model else dense,
-            entropy=None if readings.entropy is None else inputs.scatter(readings.entropy, part.tokens.shape),
-            aux_loss=readings.aux_loss,
-            tokens=float(inputs.token_mask.sum()),
-        )
-        terms = objective(outputs, part)
+        terms = objective(self._outputs(readings, inputs, part), part)
         sums.add(terms)
         loss = sum_terms(terms, objective.coefficients, counts, self.collective.world_size)
         if loss is None:
@@ -181,6 +184,18 @@ class Learner:
             return loss, True
         # NaN in every gradient makes all ranks skip the step, whichever part of the loss was at fault.
         return loss + readings.anchor() * float("nan"), False
+
+    def _outputs(self, readings: Readings, inputs: ModelInputs, part: Batch) -> ModelOutputs:
+        shape = part.tokens.shape
+        dense = None if self.spec.role is Role.REWARD else inputs.scatter(readings.primary, shape)
+        return ModelOutputs(
+            logprobs=dense if self.spec.role.is_language_model else None,
+            values=dense if self.spec.role is Role.CRITIC else None,
+            rewards=readings.primary if self.spec.role is Role.REWARD else None,
+            entropy=None if readings.entropy is None else inputs.scatter(readings.entropy, shape),
+            aux_loss=readings.aux_loss,
+            tokens=float(inputs.token_mask.sum()),
+        )
 
     def _count_skip(self, applied: bool, bad: int) -> None:
         self.skipped_in_a_row = 0 if applied else self.skipped_in_a_row + 1
@@ -193,15 +208,27 @@ class Learner:
             f"(--train.max_skipped_steps {self.spec.batch.max_skipped_steps!r}); {where}"
         )
 
-    def _plan(self, batch: Batch, *, score: bool) -> list[list[int]]:
-        spec = self.spec
-        lengths = batch.lengths.tolist()
-        if spec.batch.dynamic_batch_enable:
-            budget = (spec.score_max_tokens if score else None) or spec.batch.max_tokens_per_gpu
+    def _score_plan(self, batch: Batch) -> list[list[int]]:
+        return self._plan(batch.lengths.tolist(), self.spec.score_micro_batch_size, self.spec.score_max_tokens)
+
+    def _update_plan(self, batch: Batch, rows_per_unit: int) -> list[list[int]]:
+        """Micro-batches in which rows that belong together stay together; their sizes count units."""
+        units = batch.lengths.view(batch.size // rows_per_unit, rows_per_unit).sum(-1).tolist()
+        plan = self._plan(units, self.spec.batch.micro_batch_size, None)
+        return [[unit * rows_per_unit + row for unit in part for row in range(rows_per_unit)] for part in plan]
+
+    def _plan(self, lengths: list[int], size: int, max_tokens: int | None) -> list[list[int]]:
+        if self.spec.batch.dynamic_batch_enable:
+            budget = max_tokens or self.spec.batch.max_tokens_per_gpu
             return token_micro_batches(lengths, budget, hidden_size=self.hidden_size)
-        return fixed_micro_batches(lengths, spec.score_micro_batch_size if score else spec.batch.micro_batch_size)
+        return fixed_micro_batches(lengths, size)
 
     # -- weights
+
+    def set_reward_statistics(self, mean: float, std: float) -> None:
+        """Record the mean and std of the model's rewards: exported with it, and read by `reward_statistics`."""
+        self.module.model.config.mean, self.module.model.config.std = mean, std
+        self.reward_mean_std = (mean, std)
 
     def weight_metadata(self, *, skip_frozen: bool = False) -> list[weights.WeightInfo]:
         """Name, dtype and full shape of every tensor of the stream, in its order. Not collective."""
@@ -219,10 +246,14 @@ class Learner:
     def export_hf(self, path: str, tokenizer: Any = None) -> None:
         """Write a Hugging Face folder (safetensors, configuration, generation configuration, tokenizer), atomically.
 
-        With a moving average it is written too, as a model of its own in `<path>/ema`.
+        With a moving average it is written too, as a model of its own in `<path>/ema`. Of a model with adapters only
+        those are written.
         """
-        averages = None if self.ema is None else self.ema.full_state()
-        export_hf(self.module, path, tokenizer, averages=averages)
+        if has_adapters(self.module):
+            export_adapters(self.module, path, tokenizer, base=self.spec.model_path)
+        else:
+            averages = None if self.ema is None else self.ema.full_state()
+            export_hf(self.module, path, tokenizer, averages=averages)
         self.collective.barrier()
 
     # -- between phases and runs

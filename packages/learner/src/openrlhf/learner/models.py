@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from openrlhf.learner.lora import add_adapters
 from openrlhf.learner.modules import LearnerModule, disable_dropout, num_experts
 from openrlhf.learner.spec import LearnerSpec, Role
 
@@ -41,6 +42,8 @@ def load_module(spec: LearnerSpec, ds_config: dict[str, Any], device: torch.devi
         model, head, head_name=head_name, temperature=spec.temperature, aux_loss=spec.aux_loss_coef > 0
     )
     _prepare(module, spec)
+    if spec.trained and spec.ds.lora.rank > 0:
+        add_adapters(module, spec.ds.lora)
     return module if spec.zero3 or spec.offload else module.to(device)
 
 
@@ -60,7 +63,7 @@ def check_attention(implementation: str) -> None:
 def _check_model(spec: LearnerSpec, config: Any) -> None:
     if spec.aux_loss_coef > 0 and not num_experts(config.get_text_config()):
         raise ValueError(
-            f"--actor.aux_loss_coef {spec.aux_loss_coef!r} needs a mixture of experts, "
+            f"--*.aux_loss_coef {spec.aux_loss_coef!r} needs a mixture of experts, "
             f"{spec.model_path!r} is a dense {config.model_type}: set it to 0"
         )
     if spec.freeze_visual_encoder and not hasattr(config, "vision_config"):
@@ -105,6 +108,8 @@ def _pretrained(auto_class: Any, spec: LearnerSpec, config: Any) -> Any:
     extra: dict[str, Any] = {}
     if spec.ds.experts_implementation is not None:
         extra["experts_implementation"] = spec.ds.experts_implementation
+    if spec.ds.load_in_4bit:
+        extra |= four_bit(spec)
     return auto_class.from_pretrained(
         spec.model_path,
         config=config,
@@ -112,6 +117,27 @@ def _pretrained(auto_class: Any, spec: LearnerSpec, config: Any) -> Any:
         attn_implementation=spec.ds.attn_implementation,
         **extra,
     )
+
+
+def four_bit(spec: LearnerSpec) -> dict[str, Any]:
+    """Arguments that load the weights in 4-bit NormalFloat (Dettmers et al., 2023) straight onto this rank's GPU.
+
+    Raises ValueError without a GPU or without bitsandbytes.
+    """
+    if not torch.cuda.is_available():
+        raise ValueError("--ds.load_in_4bit needs a GPU: leave it out")
+    from transformers import BitsAndBytesConfig
+    from transformers.utils.import_utils import is_bitsandbytes_available
+
+    if not is_bitsandbytes_available():
+        raise ValueError("--ds.load_in_4bit needs a package: pip install 'openrlhf-learner[4bit]'")
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=DTYPES[spec.ds.param_dtype],
+    )
+    return {"quantization_config": settings, "device_map": {"": torch.cuda.current_device()}}
 
 
 class _Zero3Loading(AbstractContextManager[None]):
@@ -175,13 +201,13 @@ def _check_head(spec: LearnerSpec, head_name: str, weights: dict[str, Tensor]) -
     if weights:
         return
     others = scalar_heads(spec.model_path)
-    if spec.role is Role.REWARD or others:
+    if (spec.role is Role.REWARD and not spec.trained) or others:
         found = f"it has {', '.join(map(repr, others))}" if others else "it has no scalar head at all"
         raise ValueError(
             f"{spec.role.value} model {spec.model_path!r} has no head {head_name!r}; {found}. "
             "Name the head with --ds.value_head_prefix, or give a model with a scalar head"
         )
-    logger.info("critic %r has no head %r in its files: a new one is initialised", spec.model_path, head_name)
+    logger.info("model %r has no head %r in its files: a new one is initialised", spec.model_path, head_name)
 
 
 def head_weights(model_path: str, head_name: str) -> dict[str, Tensor]:

@@ -7,6 +7,8 @@ the positions asked for, in chunks, by calling the head module itself (ZeRO-3 ga
 from __future__ import annotations
 
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -83,11 +85,9 @@ class LearnerModule(nn.Module):
         output_head = self.model.get_output_embeddings()
         probe = torch.arange(1, 5, device=device)[None]
         inputs = {"input_ids": probe, "position_ids": torch.arange(4, device=device)[None], "use_cache": False}
-        training = self.training
-        self.eval()  # no gradient checkpointing here
-        expected = self.model(**inputs).logits
-        hidden = self.model.base_model(**inputs).last_hidden_state
-        self.train(training)
+        with evaluating(self):
+            expected = self.model(**inputs).logits
+            hidden = self.model.base_model(**inputs).last_hidden_state
         if not isinstance(output_head, nn.Linear):
             return
         if torch.allclose(output_head(hidden).float(), expected.float(), rtol=1e-3, atol=1e-4):
@@ -148,6 +148,17 @@ def _chunked_head(
         hidden, self.weight, targets, temperature=temperature, bias=self.bias, with_entropy=with_entropy
     )
     return logprobs, entropy if entropy is None or entropy_gradient else entropy.detach()
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Inside, nothing is random (adapters may have dropout) and nothing is checkpointed."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
 
 
 def disable_dropout(model: nn.Module) -> None:

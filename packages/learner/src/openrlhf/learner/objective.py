@@ -24,13 +24,14 @@ from openrlhf.core.losses.value import value_loss
 class ModelOutputs:
     """What the model says about one micro-batch; [B, T] float32 with gradient, 0 where not action_mask.
 
-    logprobs, entropy: of a language model. values: of a critic or reward model.
+    logprobs, entropy: of a language model. values: of a critic. rewards [B]: of a reward model.
     aux_loss: scalar mean over this micro-batch's tokens; tokens: how many.
     """
 
     logprobs: Tensor | None = None
     entropy: Tensor | None = None
     values: Tensor | None = None
+    rewards: Tensor | None = None
     aux_loss: Tensor | None = None
     tokens: float = 0.0
 
@@ -40,6 +41,7 @@ class Objective(Protocol):
 
     coefficients: term -> weight. A term without an entry, or with 0, is measured but not trained.
     with_entropy: whether the model has to compute the entropy.
+    rows_per_unit: so many rows of a batch belong together (the two answers of a pair) and share a micro-batch.
     """
 
     @property
@@ -47,6 +49,9 @@ class Objective(Protocol):
 
     @property
     def with_entropy(self) -> bool: ...
+
+    @property
+    def rows_per_unit(self) -> int: ...
 
     def counts(self, batch: Batch) -> dict[str, float]:
         """Denominator of every term from masks alone; all terms are named, also for a batch of size 0."""
@@ -88,6 +93,7 @@ class PolicyObjective:
     kl_estimator: KLEstimator = "k2"
     agg_constant: float = 1.0
     detach_old: bool = False
+    rows_per_unit: int = 1
 
     @property
     def coefficients(self) -> Mapping[str, float]:
@@ -148,6 +154,7 @@ class ValueObjective:
     value_clip: float | None = 0.5
     aux_coef: float = 0.0
     with_entropy: bool = False
+    rows_per_unit: int = 1
 
     @property
     def coefficients(self) -> Mapping[str, float]:

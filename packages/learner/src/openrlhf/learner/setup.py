@@ -61,6 +61,12 @@ def init_distributed(backend: str | None = None) -> None:
         )
 
 
+def leave_distributed() -> None:
+    """Leave the process group, so that the process ends without a warning."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def seed_everything(seed: int, *, full_determinism: bool) -> None:
     """Seed python and torch; with full determinism also ask torch for deterministic kernels."""
     random.seed(seed)

@@ -59,8 +59,10 @@ class LearnerSpec:
             raise ValueError(f"--rollout.temperature must be > 0 to train, got {self.temperature!r}")
         if self.ds.zero_stage not in (0, 1, 2, 3):
             raise ValueError(f"--ds.zero_stage must be 0, 1, 2 or 3, got {self.ds.zero_stage!r}")
-        if self.ds.load_in_4bit or self.ds.lora.rank > 0:
-            raise ValueError("--ds.load_in_4bit and --ds.lora.rank are not supported: leave them out")
+        if self.ds.load_in_4bit and self.trained and self.ds.lora.rank == 0:
+            raise ValueError("--ds.load_in_4bit: 4-bit weights cannot be trained, add --ds.lora.rank 16")
+        if self.ds.load_in_4bit and self.zero3:
+            raise ValueError("--ds.load_in_4bit: --ds.zero_stage 3 cannot partition 4-bit weights, use 2")
         if self.ds.ring_attn_size > 1:
             raise ValueError(f"--ds.ring_attn_size {self.ds.ring_attn_size!r} is not supported: leave it at 1")
         if self.ds.param_dtype == "fp16" and self.ds.zero_stage == 0:

@@ -58,36 +58,51 @@ class ChatRenderer:
 
     def render(self, value: Any, tools: Any = None) -> str:
         """The prompt text of one field. `tools` is handed to the chat template. Raises PromptError."""
-        text = self._render_chat(value, tools) if self.apply_chat_template else self._render_plain(value)
+        text = self._render_chat(value, tools) if self.apply_chat_template else self.plain(value)
         if not text:
             raise PromptError("expected a prompt, got an empty string")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            wrong = text[error.start : error.end]
-            raise PromptError(f"expected valid Unicode, got {wrong!r} ({error.reason})") from None
-        return text
+        return valid_unicode(text)
 
-    def _render_plain(self, value: Any) -> str:
-        if isinstance(value, list):
-            raise PromptError("expected a string, got a list of messages; add --data.apply_chat_template")
-        if not isinstance(value, str):
-            raise PromptError(f"expected a string, got {type(value).__name__}: {value!r:.80}")
-        text = self._clean(value)
+    def plain(self, value: Any) -> str:
+        """Text without a chat template: the input template filled in, the BOS in front where the tokenizer adds one."""
+        text = self.text(value)
         if self.input_template is not None:
             text = self.input_template.replace("{}", text)
         return text if not self._bos or text.startswith(self._bos) else self._bos + text
 
-    def _render_chat(self, value: Any, tools: Any) -> str:
+    def text(self, value: Any) -> str:
+        """A field that must be a string, with special tokens in it handled. Raises PromptError."""
+        if isinstance(value, list):
+            raise PromptError("expected a string, got a list of messages; add --data.apply_chat_template")
+        if not isinstance(value, str):
+            raise PromptError(f"expected a string, got {type(value).__name__}: {value!r:.80}")
+        return valid_unicode(self._clean(value))
+
+    def messages(self, value: Any) -> list[dict[str, Any]]:
+        """A field as checked messages (a string is one user message), special tokens in them handled."""
         messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
         check_messages(messages)
         before = self.injected
         messages = [self._clean_message(m) for m in messages]
         self.injected = min(self.injected, before + 1)
+        return messages
+
+    def template(self, messages: Sequence[Mapping[str, Any]], tools: Any, *, answer_next: bool) -> str:
+        """What the chat template writes for these messages; answer_next opens the assistant's turn after them."""
         try:
-            return self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+            return self.tokenizer.apply_chat_template(
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=answer_next
+            )
         except Exception as error:  # templates raise whatever they like: a TemplateError, a TypeError, a KeyError
             raise PromptError(f"the chat template refused the messages: {type(error).__name__}: {error}") from error
+
+    def last_special(self, text: str) -> int:
+        """Where the last special token in the text ends; 0 when there is none."""
+        ends = [m.end() for m in self._special.finditer(text)] if self._special is not None else []
+        return ends[-1] if ends else 0
+
+    def _render_chat(self, value: Any, tools: Any) -> str:
+        return self.template(self.messages(value), tools, answer_next=True)
 
     def _clean_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         calls = message.get("tool_calls")
@@ -110,6 +125,16 @@ class ChatRenderer:
         return self._special.sub(lambda m: m[0][0] + ZERO_WIDTH_SPACE + m[0][1:], text)
 
 
+def valid_unicode(text: str) -> str:
+    """The text itself. PromptError for text that no file can hold, such as half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        wrong = text[error.start : error.end]
+        raise PromptError(f"expected valid Unicode, got {wrong!r} ({error.reason})") from None
+    return text
+
+
 def check_messages(messages: Any) -> None:
     """PromptError unless these are chat messages: a non-empty list of objects with a role and a content."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
@@ -123,6 +148,17 @@ def check_messages(messages: Any) -> None:
         parts_ok = isinstance(content, list) and all(isinstance(p, Mapping) for p in content)
         if not (content is None or isinstance(content, str) or parts_ok):
             raise PromptError(f"message {i}: content must be a string or a list of parts, got {content!r:.80}")
+
+
+def row_tools(row: Mapping[str, Any]) -> Any:
+    """A row's tool descriptions for the chat template: a list, or JSON text of one. Raises PromptError."""
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except json.JSONDecodeError as error:
+            raise PromptError(f"field 'tools': expected a list or its JSON text ({error})") from error
+    return tools or None
 
 
 def _parse_arguments(calls: Sequence[Any]) -> list[Any]:

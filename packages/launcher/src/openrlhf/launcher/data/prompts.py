@@ -5,9 +5,8 @@ Rows are read again when drawn, so memory stays at a few dozen bytes per row, ho
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -16,9 +15,9 @@ import numpy as np
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.data.blend import Blend, blend, parse_probs
-from openrlhf.launcher.data.chat import ESCAPE, ChatRenderer, PromptError
+from openrlhf.launcher.data.chat import ESCAPE, ChatRenderer, PromptError, row_tools
 from openrlhf.launcher.data.locate import list_entries, open_dataset
-from openrlhf.launcher.data.rows import Row, Rows, has_key, lookup, spell
+from openrlhf.launcher.data.rows import Row, Rows, has_key, lookup, no_field, require_fields, spell
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +174,7 @@ class PromptReader:
         """The prompt text, not cut. Raises PromptError."""
         if not has_key(row, self.data.input_key):
             raise PromptError("expected a prompt, but the row has no such field")
-        return self.renderer.render(lookup(row, self.data.input_key), _tools(row))
+        return self.renderer.render(lookup(row, self.data.input_key), row_tools(row))
 
     def images(self, row: Row) -> Sequence[Any]:
         """The row's images as the file has them; one image is a list of one. Raises PromptError on too many."""
@@ -236,7 +235,7 @@ def _scan(rows: Rows, reader: PromptReader, flag: str, *, limit: int) -> np.ndar
             raise ValueError(f"{rows.where(index)}, field {field!r}: {error}") from error
         labels += data.label_key is None or has_key(row, data.label_key)
     if labels == 0:
-        raise ValueError(_no_key("--data.label_key", str(data.label_key), rows))
+        raise ValueError(no_field("--data.label_key", str(data.label_key), rows))
     return lengths.finish()
 
 
@@ -292,32 +291,12 @@ class _Lengths:
 
 
 def _check_columns(rows: Rows, data: PromptData) -> None:
-    """ValueError when a key that was asked for is in no row: with the fields that are there."""
     wanted = [("--data.input_key", data.input_key)]
     if data.label_key is not None:
         wanted.append(("--data.label_key", data.label_key))
     if data.image_key != DEFAULT_IMAGE_KEY:
         wanted.append(("--data.image_key", data.image_key))
-    first = rows[0]
-    for flag, key in wanted:
-        if not has_key(first, key) and key not in rows.columns and key.split(".")[0] not in rows.columns:
-            raise ValueError(_no_key(flag, key, rows))
-
-
-def _no_key(flag: str, key: str, rows: Rows) -> str:
-    nested = [f"{k}.{inner}" for k, v in rows[0].items() if isinstance(v, Mapping) for inner in v]
-    return f"{flag} {key!r}: {rows.name} has no such field; it has {', '.join([*rows.columns, *nested])}"
-
-
-def _tools(row: Row) -> Any:
-    """The row's tool descriptions for the chat template: a list, or JSON text of one."""
-    tools = row.get("tools")
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools)
-        except json.JSONDecodeError as error:
-            raise PromptError(f"field 'tools': expected a list or its JSON text ({error})") from error
-    return tools or None
+    require_fields(rows, wanted)
 
 
 def _report(too_long: np.ndarray, reader: PromptReader, flag: str) -> PromptCounts:

@@ -7,6 +7,7 @@ JSON is read without Arrow, so numbers keep their spelling and objects of differ
 from __future__ import annotations
 
 import json
+import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,6 +91,7 @@ class JsonLines:
                 self._offsets.append(offset)
                 self._lines.append(number)
             offset += len(line)
+        self._size = offset
 
     @property
     def name(self) -> str:
@@ -127,8 +129,9 @@ class JsonLines:
         self._file.close()
 
     def _line(self, index: int) -> str:
-        self._file.seek(self._offsets[index])
-        line = self._file.readline()
+        end = self._offsets[index + 1] if index + 1 < len(self._offsets) else self._size
+        # Positional: processes that were forked to read the data share the file's own position.
+        line = os.pread(self._file.fileno(), end - self._offsets[index], self._offsets[index])
         try:
             return line.decode("utf-8-sig" if index == 0 else "utf-8")
         except UnicodeDecodeError as error:
@@ -306,6 +309,20 @@ class Chain:
 def chain(parts: Sequence[Rows], name: str) -> Rows:
     """The parts as one; a single part is itself."""
     return parts[0] if len(parts) == 1 else Chain(parts, name)
+
+
+def require_fields(rows: Rows, wanted: Sequence[tuple[str, str]]) -> None:
+    """ValueError when a (flag, key) that was asked for is in no row: with the fields that are there."""
+    first = rows[0]
+    for flag, key in wanted:
+        if not has_key(first, key) and key not in rows.columns and key.split(".")[0] not in rows.columns:
+            raise ValueError(no_field(flag, key, rows))
+
+
+def no_field(flag: str, key: str, rows: Rows) -> str:
+    """What to say when no row has the field that a flag names."""
+    nested = [f"{k}.{inner}" for k, v in rows[0].items() if isinstance(v, Mapping) for inner in v]
+    return f"{flag} {key!r}: {rows.name} has no such field; it has {', '.join([*rows.columns, *nested])}"
 
 
 def drop_nulls(value: Any) -> Any:

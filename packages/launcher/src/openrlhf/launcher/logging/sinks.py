@@ -47,6 +47,11 @@ _PROGRESS = (
     ("train/kl", "kl"),
     ("train/policy_loss", "loss"),
     ("train/critic_loss", "critic"),
+    ("train/gpt_loss", "loss"),
+    ("train/loss", "loss"),
+    ("train/acc", "acc"),
+    ("train/margin", "margin"),
+    ("train/grad_norm", "grad"),
     ("train/actor_grad_norm", "grad"),
     ("rollout/sync_error", "sync"),
 )

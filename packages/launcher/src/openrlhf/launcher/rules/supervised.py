@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.rules.algorithm import muon_limits
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
-from openrlhf.launcher.supervised_config import SupervisedConfig, TrainDPOConfig, TrainSFTConfig
+from openrlhf.launcher.supervised_config import (
+    SftDataConfig,
+    SupervisedConfig,
+    TrainDPOConfig,
+    TrainRMConfig,
+    TrainSFTConfig,
+)
+from openrlhf.learner.config import LoraConfig
 
 Found = Iterator[Violation]
 
@@ -42,11 +49,81 @@ def ipo_smoothing(c: SupervisedConfig, m: Machine) -> Found:
         yield broken(c, "model.ipo_enable model.label_smoothing", problem, "leave one of them out")
 
 
+def answers(c: SupervisedConfig, m: Machine) -> Found:
+    """Supervised fine-tuning has to know what the answer is."""
+    if not isinstance(c, TrainSFTConfig):
+        return
+    data, pretrain = c.data, c.model.pretrain_mode_enable
+    if data.output_key is None and not data.apply_chat_template and not pretrain:
+        problem = "no field holds the response, and without a chat template the prompt field holds no conversation"
+        yield broken(c, "data.output_key data.apply_chat_template", problem, "add --data.output_key")
+    if pretrain and data.apply_chat_template:
+        problem = "plain text is trained on as it stands"
+        yield broken(c, "model.pretrain_mode_enable data.apply_chat_template", problem, "leave one of them out")
+    if pretrain and data.input_template not in (None, SftDataConfig().input_template):
+        problem = "plain text is trained on as it stands"
+        yield broken(c, "model.pretrain_mode_enable data.input_template", problem, "leave one of them out")
+
+
+def prompt_template(c: SupervisedConfig, m: Machine) -> Found:
+    """A template around a prompt that has no field of its own."""
+    if isinstance(c, TrainRMConfig | TrainDPOConfig) and c.data.input_template is not None:
+        if c.data.prompt_key is None:
+            problem = "the template takes the prompt, and no field holds it"
+            yield broken(c, "data.input_template data.prompt_key", problem, "add --data.prompt_key")
+        if c.data.apply_chat_template:
+            problem = "a prompt is rendered by one of them"
+            yield broken(c, "data.input_template data.apply_chat_template", problem, "leave one of them out")
+
+
+def margin(c: SupervisedConfig, m: Machine) -> Found:
+    """Only one of the two losses has a margin."""
+    if isinstance(c, TrainRMConfig) and c.model.margin_loss_enable and c.model.loss_type != "sigmoid":
+        problem = "this loss has no margin"
+        yield broken(c, "model.margin_loss_enable model.loss_type", problem, "--model.loss_type sigmoid")
+
+
+def intervals(c: SupervisedConfig, m: Machine) -> Found:
+    """Every N steps, or -1."""
+    for name, otherwise in (("eval.steps", "after every epoch"), ("ckpt.save_steps", "never")):
+        value = value_at(c, name)
+        if value != -1 and value < 1:
+            yield broken(c, name, f"it must be at least 1, or -1 for {otherwise}", f"--{name} 100 or --{name} -1")
+    if c.eval.dataset is None and c.eval.steps != -1 and not isinstance(c, TrainRMConfig):
+        yield broken(c, "eval.steps eval.dataset", "there is nothing to evaluate on", "add --eval.dataset")
+
+
+def adapters(c: SupervisedConfig, m: Machine) -> Found:
+    """Options of adapters that are off, or that make none."""
+    lora, default = c.ds.lora, LoraConfig()
+    if lora.rank == 0:
+        for name in ("alpha", "dropout", "target_modules"):
+            if getattr(lora, name) != getattr(default, name):
+                problem = "there are no adapters"
+                yield broken(c, f"ds.lora.{name} ds.lora.rank", problem, "--ds.lora.rank 16")
+    if lora.rank > 0 and not lora.target_modules:
+        yield broken(c, "ds.lora.target_modules", "it names no module", "--ds.lora.target_modules all-linear")
+    if not 0 <= lora.dropout < 1:
+        yield broken(c, "ds.lora.dropout", "it must lie in [0, 1)", "--ds.lora.dropout 0.05")
+    if lora.alpha < 1:
+        yield broken(c, "ds.lora.alpha", "it must be at least 1", "--ds.lora.alpha 16")
+
+
 def four_bit(c: SupervisedConfig, m: Machine) -> Found:
-    """4-bit weights compute in bf16."""
-    if c.ds.load_in_4bit and c.ds.param_dtype != "bf16":
+    """What 4-bit weights need."""
+    if not c.ds.load_in_4bit:
+        return
+    if not m.gpus:
+        yield broken(c, "ds.load_in_4bit", "it needs a GPU, and there is none", "leave --ds.load_in_4bit out")
+    elif c.ds.param_dtype != "bf16":
         problem = "4-bit weights compute in bf16"
         yield broken(c, "ds.load_in_4bit ds.param_dtype", problem, "--ds.param_dtype bf16")
+    if c.ds.lora.rank == 0:
+        problem = "4-bit weights cannot be trained, adapters on them can"
+        yield broken(c, "ds.load_in_4bit ds.lora.rank", problem, "--ds.lora.rank 16")
+    if c.ds.zero_stage == 3:
+        problem = "stage 3 cannot partition 4-bit weights"
+        yield broken(c, "ds.load_in_4bit ds.zero_stage", problem, "--ds.zero_stage 2")
 
 
 def muon(c: SupervisedConfig, m: Machine) -> Found:
@@ -54,4 +131,16 @@ def muon(c: SupervisedConfig, m: Machine) -> Found:
     yield from muon_limits(c, "")
 
 
-RULES: tuple[Rule, ...] = (required, multiturn, chat_template, ipo_smoothing, four_bit, muon)
+RULES: tuple[Rule, ...] = (
+    required,
+    multiturn,
+    chat_template,
+    answers,
+    prompt_template,
+    margin,
+    intervals,
+    ipo_smoothing,
+    adapters,
+    four_bit,
+    muon,
+)

@@ -1,0 +1,39 @@
+"""`python -m openrlhf.cli.lora_combiner`: a LoRA adapter merged into its base model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from openrlhf.launcher.command_line import run_command
+from openrlhf.launcher.commands import LORA_COMBINER
+from openrlhf.launcher.errors import report_error
+from openrlhf.launcher.supervised_config import LoraCombinerConfig
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line and merge; returns the exit status."""
+    return run_command(LORA_COMBINER, argv, _merge)
+
+
+def _merge(config: LoraCombinerConfig) -> int:
+    from openrlhf.learner.lora import merge  # imports torch: --help must not
+    from openrlhf.learner.models import DTYPES
+
+    try:
+        merge(
+            config.model_path,
+            config.lora_path,
+            config.output_path,
+            reward_model=config.is_rm,
+            dtype=DTYPES[config.ds.param_dtype],
+        )
+    except (OSError, ValueError) as error:
+        return report_error(error)
+    sys.stdout.write(f"merged model: {Path(config.output_path).resolve()}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

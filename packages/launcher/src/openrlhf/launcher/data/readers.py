@@ -1,0 +1,210 @@
+"""What a row means to a supervised trainer: the texts of an instruction, or the two answers of a preference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from openrlhf.launcher.data.chat import ChatRenderer, PromptError, row_tools
+from openrlhf.launcher.data.examples import (
+    Segment,
+    SegmentTokenizer,
+    TokenRow,
+    conversation_segments,
+    ended,
+    plain_segments,
+)
+from openrlhf.launcher.data.rows import Row, has_key, lookup
+
+NO_ANSWER = "no token of the answer within --data.max_len"
+SAME_ANSWERS = "chosen and rejected are the same within --data.max_len"
+
+
+class DroppedRow(Exception):  # noqa: N818 (no error: the row is counted and left out)
+    """A row that trains nothing; the message is the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """What is trained on together: one sequence, or the chosen and the rejected one of a pair."""
+
+    rows: tuple[TokenRow, ...]
+    margin: float = 0.0
+
+    @property
+    def length(self) -> int:
+        """Tokens of all its sequences."""
+        return sum(len(row.tokens) for row in self.rows)
+
+
+class SftReader:
+    """Rows of instructions.
+
+    multiturn: train on every assistant turn, else on the last. pretrain: train on every token of the input field, as
+    it stands. output_key None: the input field holds the whole conversation.
+    """
+
+    rows_per_unit = 1
+
+    def __init__(
+        self,
+        renderer: ChatRenderer,
+        *,
+        input_key: str,
+        output_key: str | None,
+        max_len: int,
+        multiturn: bool = False,
+        pretrain: bool = False,
+    ) -> None:
+        self.renderer = renderer
+        self._tokenize = SegmentTokenizer(renderer.tokenizer)
+        self._input_key = input_key
+        self._output_key = output_key
+        self._max_len = max_len
+        self._multiturn = multiturn
+        self._pretrain = pretrain
+
+    @property
+    def fields(self) -> list[tuple[str, str]]:
+        """(flag, key) of the fields that some row must have."""
+        output = [] if self._output_key is None else [("--data.output_key", self._output_key)]
+        return [("--data.input_key", self._input_key), *output]
+
+    def read(self, row: Row) -> list[Unit]:
+        """The sequences of a row: one, or several where the chat template rewrites earlier turns.
+
+        Raises PromptError for a row that makes no sense, DroppedRow for one that is too long.
+        """
+        texts = [self._tokenize.row(segments).cut(self._max_len) for segments in self._segments(row)]
+        kept = [Unit(rows=(text,)) for text in texts if text.trains]
+        if not kept:
+            raise DroppedRow(NO_ANSWER)
+        return kept
+
+    def _segments(self, row: Row) -> list[list[Segment]]:
+        value = field(row, self._input_key)
+        output = None if self._output_key is None else field(row, self._output_key)
+        if self._pretrain:
+            text = self.renderer.plain(value) + ("" if output is None else self.renderer.text(output))
+            return [[Segment(ended(self.renderer, text), True)]]
+        if not self.renderer.apply_chat_template:
+            return [plain_segments(self.renderer, value, output)]
+        messages = self.renderer.messages(value)
+        if output is not None:
+            messages += answer_messages(self.renderer, output)
+        return conversation_segments(self.renderer, messages, row_tools(row), every_turn=self._multiturn)
+
+
+class PairReader:
+    """Rows of preferences: a chosen and a rejected answer, with or without the prompt in a field of its own.
+
+    margins: read the field `margin` (a number, or null for 0).
+    """
+
+    rows_per_unit = 2
+
+    def __init__(
+        self,
+        renderer: ChatRenderer,
+        *,
+        prompt_key: str | None,
+        chosen_key: str,
+        rejected_key: str,
+        max_len: int,
+        margins: bool = False,
+    ) -> None:
+        self.renderer = renderer
+        self._tokenize = SegmentTokenizer(renderer.tokenizer)
+        self._prompt_key = prompt_key
+        self._chosen_key = chosen_key
+        self._rejected_key = rejected_key
+        self._max_len = max_len
+        self._margins = margins
+
+    @property
+    def fields(self) -> list[tuple[str, str]]:
+        """(flag, key) of the fields that some row must have."""
+        keys = [("--data.chosen_key", self._chosen_key), ("--data.rejected_key", self._rejected_key)]
+        prompt = [] if self._prompt_key is None else [("--data.prompt_key", self._prompt_key)]
+        return [*prompt, *keys, *([("--model.margin_loss_enable needs the field", "margin")] if self._margins else [])]
+
+    def read(self, row: Row) -> list[Unit]:
+        """The pair of a row. Raises PromptError for a row that makes no sense, DroppedRow for one without a choice."""
+        chosen, rejected = (answer.cut(self._max_len) for answer in self._answers(row))
+        if chosen.tokens == rejected.tokens:
+            raise DroppedRow(SAME_ANSWERS)
+        if not (chosen.trains and rejected.trains):
+            raise DroppedRow(NO_ANSWER)
+        return [Unit(rows=(chosen, rejected), margin=self._margin(row))]
+
+    def _answers(self, row: Row) -> tuple[TokenRow, TokenRow]:
+        prompt = None if self._prompt_key is None else field(row, self._prompt_key)
+        values = field(row, self._chosen_key), field(row, self._rejected_key)
+        if self.renderer.apply_chat_template:
+            return self._conversations(row, prompt, values)
+        if prompt is not None:
+            chosen, rejected = (self._tokenize.row(plain_segments(self.renderer, prompt, v)) for v in values)
+            return chosen, rejected
+        return after_common_start(*(self._whole(value) for value in values))
+
+    def _whole(self, value: Any) -> TokenRow:
+        return self._tokenize.row([Segment(ended(self.renderer, self.renderer.plain(value)), True)])
+
+    def _conversations(self, row: Row, prompt: Any, values: tuple[Any, Any]) -> tuple[TokenRow, TokenRow]:
+        chosen, rejected = (self._messages(prompt, value) for value in values)
+        if chosen[:-1] != rejected[:-1]:
+            turn = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), len(chosen[:-1]))
+            raise PromptError(
+                f"expected chosen and rejected to share every message but the last, they differ in message {turn}"
+            )
+        tools = row_tools(row)
+        both = (conversation_segments(self.renderer, m, tools, every_turn=False)[0] for m in (chosen, rejected))
+        first, second = (self._tokenize.row(segments) for segments in both)
+        return first, second
+
+    def _messages(self, prompt: Any, value: Any) -> list[dict[str, Any]]:
+        """The whole conversation; an answer that repeats the prompt's messages is one already."""
+        before = [] if prompt is None else self.renderer.messages(prompt)
+        answer = answer_messages(self.renderer, value)
+        if not before and isinstance(value, str):
+            raise PromptError(
+                f"expected a list of messages, got a text: {value!r:.80}; add --data.prompt_key, or leave "
+                "--data.apply_chat_template out"
+            )
+        return answer if answer[: len(before)] == before else [*before, *answer]
+
+    def _margin(self, row: Row) -> float:
+        if not self._margins:
+            return 0.0
+        margin = lookup(row, "margin")
+        if margin is None:
+            return 0.0
+        if isinstance(margin, bool) or not isinstance(margin, int | float):
+            raise PromptError(f"expected a number in field 'margin', got {margin!r:.80}")
+        return float(margin)
+
+
+def field(row: Row, key: str) -> Any:
+    """The value of a field. PromptError where it is missing or null."""
+    if not has_key(row, key):
+        raise PromptError(f"expected a field {key!r}, the row has {', '.join(row)}")
+    value = lookup(row, key)
+    if value is None:
+        raise PromptError(f"expected a text or messages in field {key!r}, got null")
+    return value
+
+
+def answer_messages(renderer: ChatRenderer, value: Any) -> list[dict[str, Any]]:
+    """An answer as messages: a string is one message of the assistant."""
+    return renderer.messages([{"role": "assistant", "content": value}] if isinstance(value, str) else value)
+
+
+def after_common_start(chosen: TokenRow, rejected: TokenRow) -> tuple[TokenRow, TokenRow]:
+    """Two whole texts: what they share at the start is the prompt, and is not trained on."""
+    pairs = zip(chosen.tokens, rejected.tokens, strict=False)
+    shared = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(chosen.tokens), len(rejected.tokens)))
+
+    def unmask(row: TokenRow) -> TokenRow:
+        return TokenRow(tokens=row.tokens, mask=[m and i >= shared for i, m in enumerate(row.mask)])
+
+    return unmask(chosen), unmask(rejected)

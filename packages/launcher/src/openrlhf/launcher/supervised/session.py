@@ -1,0 +1,128 @@
+"""One rank of a supervised run: data first, then models, then the loop. The only place where its parts meet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from openrlhf.launcher.data.supervised import SupervisedDataset, load_supervised
+from openrlhf.launcher.logging.logger import RunLogger
+from openrlhf.launcher.preflight import check_model
+from openrlhf.launcher.saved import config_toml
+from openrlhf.launcher.supervised.batches import Batches
+from openrlhf.launcher.supervised.checkpoints import Progress, SupervisedCheckpoints
+from openrlhf.launcher.supervised.loop import Parts, SupervisedTrainer
+from openrlhf.launcher.supervised.process import is_first
+from openrlhf.launcher.supervised.task import Task, make_task
+from openrlhf.launcher.supervised_config import SupervisedRun, TrainDPOConfig
+from openrlhf.launcher.tokenizers import load_tokenizer
+from openrlhf.learner.config import LoraConfig
+from openrlhf.learner.learner import Learner
+from openrlhf.learner.setup import init_distributed, leave_distributed
+from openrlhf.learner.spec import LearnerSpec, Role
+
+EVALUATED_SHARE, EVALUATED_LEAST = 100, 32
+"""A reward model without evaluation data is evaluated on one in so many of its training pairs, but on some."""
+
+
+def run_session(config: SupervisedRun) -> Progress:
+    """Train; returns where the run ended. What can be wrong with the data is found before a model is loaded."""
+    model = check_model(config.model.model_name_or_path, "--model.model_name_or_path")
+    tokenizer = load_tokenizer(model, fast=not config.data.disable_fast_tokenizer, flag="--model.model_name_or_path")
+    if config.data.tokenizer_chat_template is not None:
+        tokenizer.chat_template = config.data.tokenizer_chat_template
+    task = make_task(config, tokenizer)
+    train, evaluation = load_data(config, task)
+    init_distributed()
+    try:
+        return _train(config, task, tokenizer, train, evaluation)
+    finally:
+        leave_distributed()
+
+
+def load_data(config: SupervisedRun, task: Task) -> tuple[SupervisedDataset, SupervisedDataset | None]:
+    """Training data and evaluation data. A reward model always has some: its statistics come from an evaluation."""
+    options: dict[str, Any] = {"max_samples": config.data.max_samples, "seed": config.train.seed}
+    train = load_supervised(
+        config.data.dataset,
+        task.reader,
+        split=config.data.dataset_split,
+        probs=config.data.dataset_probs,
+        **options,
+    )
+    if config.eval.dataset is not None:
+        split = config.eval.split
+        return train, load_supervised(config.eval.dataset, task.reader, flag="--eval.dataset", split=split, **options)
+    return train, train.first(max(len(train) // EVALUATED_SHARE, EVALUATED_LEAST)) if task.role is Role.REWARD else None
+
+
+def learner_spec(config: SupervisedRun, task: Task, *, max_optimizer_steps: int) -> LearnerSpec:
+    """The trained model."""
+    model, train = config.model, config.train
+    return LearnerSpec(
+        role=task.role,
+        model_path=model.model_name_or_path or "",
+        ds=config.ds,
+        model=model,
+        optim=config,
+        batch=train,
+        max_optimizer_steps=max_optimizer_steps,
+        score_micro_batch_size=train.micro_batch_size * task.reader.rows_per_unit,
+        aux_loss_coef=model.aux_loss_coef,
+    )
+
+
+def reference_spec(config: TrainDPOConfig, task: Task) -> LearnerSpec:
+    """The frozen reference model: no adapters, no balance loss."""
+    assert task.reference is not None, "only preference training has a reference model"
+    trained = learner_spec(config, task, max_optimizer_steps=1)
+    return replace(
+        trained,
+        role=Role.REFERENCE,
+        model_path=task.reference,
+        optim=None,
+        ds=replace(config.ds, lora=LoraConfig()),
+        aux_loss_coef=0.0,
+        offload=config.ref.offload,
+    )
+
+
+def _train(
+    config: SupervisedRun, task: Task, tokenizer: Any, train: SupervisedDataset, evaluation: SupervisedDataset | None
+) -> Progress:
+    steps = -(-len(train) // config.train.batch_size) * config.train.max_epochs
+    learner = Learner(learner_spec(config, task, max_optimizer_steps=steps))
+    reference = Learner(reference_spec(config, task)) if isinstance(config, TrainDPOConfig) else None
+    logger = RunLogger(config) if is_first() else RunLogger(config, sinks=[])
+    parts = Parts(
+        task=task,
+        tokenizer=tokenizer,
+        learner=learner,
+        reference=reference,
+        train=_batches(config, task, learner, train),
+        evaluation=None if evaluation is None else _batches(config, task, learner, evaluation),
+        checkpoints=SupervisedCheckpoints(
+            config.ckpt,
+            learner,
+            tokenizer,
+            config_toml=config_toml(task.command, config),
+            fingerprint={"units": len(train), "seed": config.train.seed, "batch_size": config.train.batch_size},
+        ),
+        logger=logger,
+    )
+    try:
+        return SupervisedTrainer(config, parts).run()
+    finally:
+        logger.close()
+
+
+def _batches(config: SupervisedRun, task: Task, learner: Learner, dataset: SupervisedDataset) -> Batches:
+    return Batches(
+        dataset,
+        batch_size=config.train.batch_size,
+        hidden_size=learner.hidden_size,
+        rank=learner.collective.rank,
+        world_size=learner.collective.world_size,
+        workers=config.data.dataloader_num_workers,
+        margins=task.margins,
+    )
