@@ -300,6 +300,27 @@ def test_requests_continue_over_a_push_with_versions_per_token(stage: Stage, cle
     assert (wrong < 1e-4) is clear_cache  # without a cleared cache the old weights' keys and values stay in use
 
 
+def test_requests_that_come_during_a_push_wait_for_its_end(stage: Stage) -> None:
+    name = "untied"
+    stage.push(name)
+    stage.host.call(name, "pause")
+    stage.new_model(name)
+    named = list(stage.current[name].named_parameters())
+    plan, version = plan_buckets(specs_of(named), 100_000), stage.versions[name] + 1
+    receiving = stage.host.submit(name, "receive_weights", plan.to_dict(), version)
+    time.sleep(0.1)
+    asking = stage.host.submit(name, "generate", PROMPT, SamplingParams(max_tokens=8, seed=1, ignore_eos=True))
+    time.sleep(0.2)
+    assert not asking.done()
+    stage._senders[name].send([named], plan, version)
+    receiving.result(180)
+    stage.versions[name] = version
+    stage.host.call(name, "resume")
+    answer = asking.result(180)
+    assert list(answer.versions) == [version] * 8
+    assert stage.check(name, PROMPT, answer) < 1e-4
+
+
 def test_abort_delivers_what_was_sampled(stage: Stage) -> None:
     slow = SamplingParams(max_tokens=240, ignore_eos=True)
     asked = [GenerateRequest(request_id=f"slow-{i}", token_ids=PROMPT, sampling=slow) for i in range(2)]

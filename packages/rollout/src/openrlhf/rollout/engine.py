@@ -53,6 +53,7 @@ class VllmEngine:
         self._numbers = itertools.count()
         self._live: set[str] = set()
         self._updating = False
+        self._push_over = asyncio.Event()
         self._paused = False
         self._unfit = ""
 
@@ -136,6 +137,7 @@ class VllmEngine:
             raise ValueError(f"score needs at least 2 tokens, got {list(token_ids)!r}")
         params = VllmSamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
         request_id = f"score-{next(self._numbers)}"
+        await self._ready_for(request_id)
         output = await self._run({"type": "token", "prompt_token_ids": list(token_ids)}, lambda: params, request_id)
         rows = output.prompt_logprobs[1:]
         values = [row[token].logprob for row, token in zip(rows, token_ids[1:], strict=True)]
@@ -146,7 +148,15 @@ class VllmEngine:
         """`score` of several token lists."""
         return list(await asyncio.gather(*(self.score(row) for row in rows)))
 
+    async def _ready_for(self, request_id: str) -> None:
+        """Wait until a push that is under way is over. Raises EngineDownError without a whole set of weights."""
+        if self._updating:
+            await self._control("finish a weight push", self._push_over.wait(), PUSH_TIMEOUT_S)
+        if self._unfit:
+            raise EngineDownError(f"{self.name} must not serve request {request_id}: {self._unfit}")
+
     async def _generate(self, request: GenerateRequest) -> Generation:
+        await self._ready_for(request.request_id)
         ids = list(request.token_ids)
         prompt: dict[str, Any] = {"prompt_token_ids": ids}
         if request.images:
@@ -174,8 +184,6 @@ class VllmEngine:
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        if self._unfit:
-            raise EngineDownError(f"{self.name} must not serve request {request_id}: {self._unfit}")
         llm = self._running()
         unique = f"{request_id}#{next(self._numbers)}"  # a request may come twice, after another engine died
         self._live.add(unique)
@@ -231,8 +239,9 @@ class VllmEngine:
         """First part of a push; ipc senders call the three parts themselves, others use `receive_weights`."""
         if self._live and not self._paused:
             raise RuntimeError(f"{self.name} has {len(self._live)} unfinished requests: pause it before a weight push")
-        self._unfit = "a weight push is under way or has failed; it needs a complete one first"
+        self._unfit = "a weight push has failed; it needs a complete one first"
         self._updating = True
+        self._push_over.clear()
         await self._push_step("start a weight push", self._running().start_weight_update())
 
     async def update_weights(self, info: dict[str, Any]) -> None:
@@ -244,17 +253,24 @@ class VllmEngine:
 
     async def finish_weight_update(self, version: int) -> None:
         """Last part of a push: the new weights become `version`."""
-        await self._push_step("finish a weight push", self._running().finish_weight_update())
+        await self._push_step("finish a weight push", self._finish(version))
+        self._unfit = ""
+        self._end_push()
+
+    async def _finish(self, version: int) -> None:
+        await self._running().finish_weight_update()
         await self._set_version(version)
         await self._control("reset the prefix cache", self._running().reset_prefix_cache())
+
+    def _end_push(self) -> None:
         self._updating = False
-        self._unfit = ""
+        self._push_over.set()
 
     async def _push_step(self, what: str, call: Awaitable[T]) -> T:
         try:
             return await self._control(what, call, PUSH_TIMEOUT_S)
         except BaseException as error:
-            self._updating = False
+            self._end_push()
             if isinstance(error, Exception):
                 raise EngineDownError(f"{self.name} could not {what}: {error}") from error
             raise

@@ -1,0 +1,79 @@
+"""When an engine may serve, on a stand-in for vLLM: before the first push, during one, after a failed one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from openrlhf.rollout.engine import VllmEngine
+from openrlhf.rollout.engine_spec import EngineSpec
+from openrlhf.rollout.requests import EngineDownError
+
+
+class Core:
+    """The calls of a push. breaks: the one that fails."""
+
+    def __init__(self, breaks: str = "") -> None:
+        self.breaks = breaks
+        self.errored = False
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*_: Any) -> None:
+            await asyncio.sleep(0)
+            if name == self.breaks:
+                raise RuntimeError(f"{name} broke")
+
+        return call
+
+
+def engine(breaks: str = "") -> VllmEngine:
+    made = VllmEngine(EngineSpec(model="M", name="engine 0"))
+    made._llm = Core(breaks)  # type: ignore[assignment]
+    return made
+
+
+def test_requests_that_come_during_a_push_wait_for_its_end() -> None:
+    async def main() -> None:
+        own = engine()
+        await own._ready_for("r0")
+        await own.start_weight_update()
+        waiting = asyncio.create_task(own._ready_for("r1"))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        assert (await own.health())["unfit"] != ""
+        await own.finish_weight_update(3)
+        await asyncio.wait_for(waiting, 5)
+        assert (own.version, (await own.health())["unfit"]) == (3, "")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("step", ["finish_weight_update", "update_weight_version", "reset_prefix_cache"])
+def test_requests_that_come_during_a_push_move_when_it_fails(step: str) -> None:
+    async def main() -> None:
+        own = engine(step)
+        await own.start_weight_update()
+        waiting = asyncio.create_task(own._ready_for("r1"))
+        with pytest.raises(EngineDownError, match=f"could not finish a weight push: {step} broke"):
+            await own.finish_weight_update(3)
+        with pytest.raises(EngineDownError, match="engine 0 must not serve request r1: a weight push has failed"):
+            await asyncio.wait_for(waiting, 5)
+        own._llm = Core()  # type: ignore[assignment]
+        await own.start_weight_update()
+        await own.finish_weight_update(4)
+        await own._ready_for("r2")
+
+    asyncio.run(main())
+
+
+def test_a_push_into_unfinished_requests_is_refused() -> None:
+    async def main() -> None:
+        own = engine()
+        own._live.add("r0#1")
+        with pytest.raises(RuntimeError, match="1 unfinished requests: pause it before a weight push"):
+            await own.start_weight_update()
+
+    asyncio.run(main())
