@@ -37,6 +37,23 @@ def test_seeds_and_evaluation():  # B056
     assert [r.sampling.temperature for r in engine.requests] == [1.0] * 2 + [0.0] * 4
 
 
+def test_closing_ends_the_groups_under_way(caplog):
+    async def script(token_ids, sampling):
+        await asyncio.sleep(60)
+
+    worker = make_worker(SingleTurnExecutor(), ScriptedEngine(script))
+
+    async def main():
+        group = asyncio.ensure_future(worker.run_group(PromptItem(group_id="g", prompt="p")))
+        await asyncio.sleep(0.01)
+        await worker.close()
+        with pytest.raises(asyncio.CancelledError):
+            await group
+
+    asyncio.run(main())
+    assert caplog.text == ""
+
+
 def test_concurrency_limit():
     running, most = 0, 0
 

@@ -25,6 +25,7 @@ def reward_func(queries, prompts, labels):
     time.sleep(0.5)
     return {"rewards": [float(len(q) % 3) for q in queries]}
 """
+FLAGS = "--vllm.num_engines 2 --actor.num_gpus_per_node 2 --rollout.micro_batch_size 8 --train.micro_batch_size 8"
 PROCESSES = {
     "engine": "EngineCore",
     "engine actor": "ray::EngineActor",
@@ -86,7 +87,7 @@ KILLS = {"generation": kill_during_generation, "push": kill_during_push}
 @pytest.mark.parametrize("moment", list(KILLS))
 @pytest.mark.parametrize("kind", ["engine", "engine actor", "agent worker", "reward worker"])
 def test_the_run_goes_on(workspace: Workspace, kind: str, moment: str) -> None:
-    run = start_run(workspace, "--vllm.num_engines", "2", "--actor.num_gpus_per_node", "2")
+    run = start_run(workspace, *FLAGS.split())
     KILLS[moment](workspace, run, kind)
     run.wait_for("step 5 ", timeout=120)
     os.kill(run.process.pid, signal.SIGTERM)
@@ -97,7 +98,7 @@ def test_the_run_goes_on(workspace: Workspace, kind: str, moment: str) -> None:
 
 @pytest.mark.parametrize("moment", list(KILLS))
 def test_a_lost_learner_rank_ends_the_run_by_name(workspace: Workspace, moment: str) -> None:
-    run = start_run(workspace, "--vllm.num_engines", "2", "--actor.num_gpus_per_node", "2")
+    run = start_run(workspace, *FLAGS.split())
     KILLS[moment](workspace, run, "learner rank")
     assert run.wait(60) == 1, run.text
     assert "policy rank" in run.text

@@ -17,6 +17,9 @@ from openrlhf.agents.seeds import sample_seed
 from openrlhf.agents.types import PromptItem, Trajectory
 from openrlhf.agents.watchdog import Blocked, LoopWatchdog
 
+CLOSE_SECONDS = 1.0
+"""How long cancelled groups may take to end when a worker is closed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
@@ -62,6 +65,7 @@ class AgentWorker:
         self._closers = closers
         self._slots = asyncio.Semaphore(settings.agent.max_concurrency)
         self._watchdog = LoopWatchdog(settings.agent.timeout, on_blocked) if on_blocked else None
+        self._running: set[asyncio.Task[list[Trajectory]]] = set()
 
     async def start(self) -> None:
         """Starts the watchdog. Call it on the loop that will run the groups."""
@@ -76,8 +80,18 @@ class AgentWorker:
         n_samples: int | None = None,
         temperature: float | None = None,
     ) -> list[Trajectory]:
-        """All samples of one prompt; evaluation has its own seeds, number of samples and temperature."""
-        return await self.executor.run_group(item, self.context(item, evaluation, n_samples, temperature))
+        """All samples of one prompt; evaluation has its own seeds, number of samples and temperature.
+
+        Raises asyncio.CancelledError when the worker is closed meanwhile.
+        """
+        context = self.context(item, evaluation, n_samples, temperature)
+        group = asyncio.ensure_future(self.executor.run_group(item, context))
+        self._running.add(group)
+        try:
+            return await group
+        finally:
+            self._running.discard(group)
+            group.cancel()
 
     def context(
         self, item: PromptItem, evaluation: bool, n_samples: int | None, temperature: float | None
@@ -103,9 +117,13 @@ class AgentWorker:
         )
 
     async def close(self) -> None:
-        """Stops the watchdog and everything handed over to be closed (reward processes, servers)."""
+        """Stops the watchdog, the groups under way and everything handed over (reward processes, servers)."""
         if self._watchdog is not None:
             self._watchdog.stop()
+        for group in self._running:
+            group.cancel()
+        if self._running:
+            await asyncio.wait(self._running, timeout=CLOSE_SECONDS)
         if isinstance(self.executor, AgentExecutorBase):
             await self.executor.close()
         for close in self._closers:
