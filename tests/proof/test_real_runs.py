@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.timeout(1800)]
 CRITIC = "--algo.advantage.estimator gae --algo.advantage.lambd 0.95 --critic.num_gpus_per_node 1 --critic.adam.lr 1e-3"
 VARIANTS = {
     "ppo with a critic": CRITIC,
-    "ppo with a reward model": f"{CRITIC} --reward.num_gpus_per_node 1 --reward.model_name_or_path RM",
+    "ppo with a reward model": f"{CRITIC} --reward.num_gpus_per_node 1 --reward.model_name_or_path RM "
+    "--reward.normalize_enable --algo.kl.init_coef 0.02 --algo.kl.estimator k1 --ref.num_gpus_per_node 2",
     "kl penalty": "--algo.kl.init_coef 0.01 --algo.kl.estimator k1 --ref.num_gpus_per_node 1",
     "grpo with kl loss": "--algo.advantage.estimator group_norm --algo.kl.init_coef 0.01 --algo.kl.use_loss "
     "--algo.kl.estimator k3 --ref.num_gpus_per_node 2",

@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 
-def train_reward_model(base: Path, out: Path, *, render, steps: int = 300, seed: int = 0) -> float:
+def train_reward_model(base: Path, out: Path, *, render, steps: int = 800, seed: int = 0) -> float:
     """Train a scalar head on `base` and save it; returns the accuracy on the last 10 batches of pairs.
 
     render: digits -> the prompt text.
@@ -40,20 +40,33 @@ def train_reward_model(base: Path, out: Path, *, render, steps: int = 300, seed:
 
 
 def _pair(rng: random.Random) -> tuple[str, str, str]:
-    """(digits, right answer, a wrong answer that a half-trained policy could give)."""
-    while True:
-        digits = "".join(str(rng.randrange(10)) for _ in range(5))
-        good = "".join(sorted(digits))
-        wrong = list(good)
-        kind = rng.random()
-        if kind < 0.6:
-            for _ in range(rng.randint(1, 2)):
-                i, j = rng.sample(range(5), 2)
-                wrong[i], wrong[j] = wrong[j], wrong[i]
-        elif kind < 0.8:
-            wrong[rng.randrange(5)] = str(rng.randrange(10))
-        else:
-            wrong = list(digits[: rng.randint(1, 5)])
-        bad = "".join(wrong)
-        if bad != good:
-            return digits, good, bad
+    """(digits, right answer, a wrong answer). A policy finds every kind of wrong answer that is missing here."""
+    digits = "".join(str(rng.randrange(10)) for _ in range(5))
+    good = "".join(sorted(digits))
+    while (bad := _wrong(rng, digits, good)) == good:
+        pass
+    return digits, good, bad
+
+
+def _wrong(rng: random.Random, digits: str, good: str) -> str:
+    kind = rng.randrange(6)
+    answer = list(good)
+    if kind == 0:  # not sorted
+        for _ in range(rng.randint(1, 2)):
+            i, j = rng.sample(range(5), 2)
+            answer[i], answer[j] = answer[j], answer[i]
+    elif kind == 1:  # sorted, with other digits
+        for _ in range(rng.randint(1, 5)):
+            answer[rng.randrange(5)] = str(rng.randrange(10))
+        answer.sort()
+    elif kind == 2:  # too long
+        for _ in range(rng.randint(1, 4)):
+            answer.insert(rng.randrange(len(answer) + 1), str(rng.randrange(10)))
+    elif kind == 3:  # too short
+        for _ in range(rng.randint(1, 4)):
+            answer.pop(rng.randrange(len(answer)))
+    elif kind == 4:  # the question
+        answer = list(digits)
+    else:  # anything
+        answer = [str(rng.randrange(10)) for _ in range(rng.randint(1, 9))]
+    return "".join(answer)
