@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from support.stack_runs import Run, Workspace, make_workspace, start_run
+from support.stack_runs import Run, Workspace, make_workspace, running
 from support.tiny_models import tiny_qwen3
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
@@ -54,11 +54,11 @@ def interrupt(run: Run, signum: signal.Signals, *, group: bool) -> None:
     ],
 )
 def test_signal_ends_the_run(workspace: Workspace, moment: str, signum: signal.Signals, group: bool) -> None:
-    run = start_run(workspace)
-    run.wait_for(MOMENTS[moment], timeout=300)
-    time.sleep({"generation": 0.7, "update": 0.3, "push": 0.0}.get(moment, 0.2))
-    interrupt(run, signum, group=group)
-    assert run.wait(60) == 128 + signum, run.text
+    with running(workspace) as run:
+        run.wait_for(MOMENTS[moment], timeout=300)
+        time.sleep({"generation": 0.7, "update": 0.3, "push": 0.0}.get(moment, 0.2))
+        interrupt(run, signum, group=group)
+        assert run.wait(60) == 128 + signum, run.text
     assert run.left_over() == []
     assert f"{signum.name} received" in run.text
     assert "Traceback" not in run.text, run.text

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.stack_runs import Run, Workspace, command_of, make_workspace, marked_processes, start_run
+from support.stack_runs import Run, Workspace, command_of, make_workspace, marked_processes, running
 from support.tiny_models import tiny_qwen3
 
 pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.timeout(600)]
@@ -87,20 +87,20 @@ KILLS = {"generation": kill_during_generation, "push": kill_during_push}
 @pytest.mark.parametrize("moment", list(KILLS))
 @pytest.mark.parametrize("kind", ["engine", "engine actor", "agent worker", "reward worker"])
 def test_the_run_goes_on(workspace: Workspace, kind: str, moment: str) -> None:
-    run = start_run(workspace, *FLAGS.split())
-    KILLS[moment](workspace, run, kind)
-    run.wait_for("step 5 ", timeout=120)
-    os.kill(run.process.pid, signal.SIGTERM)
-    assert run.wait(60) == 128 + signal.SIGTERM, run.text
+    with running(workspace, *FLAGS.split()) as run:
+        KILLS[moment](workspace, run, kind)
+        run.wait_for("step 5 ", timeout=240)
+        os.kill(run.process.pid, signal.SIGTERM)
+        assert run.wait(60) == 128 + signal.SIGTERM, run.text
     assert run.left_over() == []
     print(*[line for line in run.text.splitlines() if "WARNING" in line or line.startswith("step ")], sep="\n")
 
 
 @pytest.mark.parametrize("moment", list(KILLS))
 def test_a_lost_learner_rank_ends_the_run_by_name(workspace: Workspace, moment: str) -> None:
-    run = start_run(workspace, *FLAGS.split())
-    KILLS[moment](workspace, run, "learner rank")
-    assert run.wait(60) == 1, run.text
+    with running(workspace, *FLAGS.split()) as run:
+        KILLS[moment](workspace, run, "learner rank")
+        assert run.wait(60) == 1, run.text
     assert "policy rank" in run.text
     assert run.left_over() == []
     print(run.text[-1500:])

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,6 +109,18 @@ class Run:
         processes = [f"process {pid}: {command_of(pid)}" for pid in marked_processes(self.mark)]
         folders = [path for path in re.findall(r"Started a local Ray in (\S+)", self.text) if Path(path).exists()]
         return processes + folders + sorted(shared_memory() - self.before)
+
+
+@contextmanager
+def running(workspace: Workspace, *extra: str) -> Iterator[Run]:
+    """`start_run`, ended at the latest with the block."""
+    run = start_run(workspace, *extra)
+    try:
+        yield run
+    finally:
+        if run.process.poll() is None:
+            run.process.kill()
+            run.process.wait(60)
 
 
 def shared_memory() -> set[str]:
