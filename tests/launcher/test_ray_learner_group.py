@@ -78,7 +78,7 @@ class Push:
 
 def make(log: list[str], *, take_turns: bool = False, critic_export: bool = False, **ranks: int) -> RayLearner:
     groups: dict[str, Any] = {
-        role: RankGroup(role=role, actors=[Rank(f"{role} {i}", log) for i in range(count)])
+        role: RankGroup(role=role, actors=[Rank(f"{role} {i}", log) for i in range(count)], hidden_size=8)
         for role, count in ranks.items()
     }
     push: Any = Push()
@@ -171,3 +171,13 @@ def test_statistics_of_the_reward_model_come_from_its_first_rank() -> None:
         return await make([], policy=1, reward=2).reward_statistics()
 
     assert asyncio.run(main()) == (0.5, 2.0)
+
+
+def test_ranks_that_hold_one_model_get_the_same_samples() -> None:
+    def numbers(tensor_parallel: int) -> list[list[int]]:
+        ranks = [Rank(f"policy {i}", []) for i in range(4)]
+        group = RankGroup(role="policy", actors=ranks, hidden_size=8, tensor_parallel=tensor_parallel)
+        return [[s.index for s in shares[0]] for shares in group.shares([SAMPLES])]
+
+    assert numbers(1) == [[0], [1], [2], [3]]
+    assert numbers(2) == [[0, 2], [0, 2], [1, 3], [1, 3]]

@@ -12,7 +12,9 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from openrlhf.agents.types import PromptItem
-from openrlhf.launcher.ray import engine_watch, rollout
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.flags import build
+from openrlhf.launcher.ray import engine_watch, rollout, start
 from openrlhf.launcher.ray.calls import WorkerDiedError
 from openrlhf.launcher.ray.engine_watch import EngineWatch
 from openrlhf.launcher.ray.rollout import RayRollout
@@ -67,6 +69,36 @@ def make(
         n_samples=2,
         max_len=64,
     )
+
+
+class Starter:
+    """What `ray.remote` makes of an actor class: remembers the numbers of the actors that it started."""
+
+    def __init__(self) -> None:
+        self.started: list[int] = []
+
+    def options(self, **_: Any) -> Starter:
+        return self
+
+    def remote(self, spec: Any, engines: Any, number: int) -> str:
+        self.started.append(number)
+        return f"worker {number}"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_num_workers_is_how_many_agent_workers_start(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    starter, config = Starter(), build(TrainPPOConfig(), {"agent.num_workers": count})
+    monkeypatch.setattr("ray.remote", lambda actor: starter)
+    monkeypatch.setattr("ray.put", lambda spec: spec)
+    monkeypatch.setattr(start, "agent_spec", lambda config, prepared: None)
+    fleet: Any = SimpleNamespace(names=["engine 0"], actors=["actor"])
+    prepared: Any = SimpleNamespace(tokenizer=SimpleNamespace(decode=str))
+
+    async def main() -> list[Any]:
+        return start.start_rollout(config, prepared, fleet, {}).actors
+
+    assert asyncio.run(main()) == [f"worker {i}" for i in range(count)]
+    assert starter.started == list(range(count))
 
 
 def test_a_group_of_a_dead_worker_is_rolled_out_by_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,12 @@ CASES = [
         "GPU only",
         f"{RLOO} --critic.optim muon --ds.adam_offload",
     ),
+    (
+        "--actor.optim muon --ds.tensor_parallel_size 2",
+        "ds.tensor_parallel_size",
+        "whole matrices",
+        "--actor.optim muon",
+    ),
     ("--actor.optim muon --actor.muon.ns_steps 6", "actor.muon.ns_steps", "5 Newton", "--actor.optim muon"),
     ("--actor.optim muon --actor.muon.no_nesterov", "actor.muon.nesterov", "always uses", "--actor.optim muon"),
     ("--train.agent_func_path a.py", "train.agent_func_path", "several sources", ""),

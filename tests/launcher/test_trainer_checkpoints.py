@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 
 import pytest
 
 from openrlhf.launcher.trainer.checkpoints import find_metric
 from openrlhf.launcher.trainer.loop import StoppedAfterSave
-from support.trainer_fakes import FakeRun, fake_run
+from support.trainer_fakes import FakeLearner, FakeRun, fake_run
 
 
 def run_in(folder: Path, prompts: int = 8, **flags) -> FakeRun:
@@ -66,6 +67,42 @@ def test_adaptive_kl_and_normaliser_are_state(tmp_path: Path) -> None:
     assert resumed.trainer.norm is not None
     assert whole.trainer.norm is not None
     assert resumed.trainer.norm.state_dict() == whole.trainer.norm.state_dict()
+
+
+class FullDisk(FakeLearner):
+    """Runs out of space in its save number `at`, before, within or after the learner's part."""
+
+    at, part, saves = 2, "", 0
+
+    async def save(self, folder: str) -> None:
+        self.saves += 1
+        if self.saves == self.at and self.part == "before the actor":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        await super().save(folder)
+        if self.saves == self.at and self.part == "after the actor":
+            (Path(folder) / "critic").mkdir()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if self.saves == self.at:
+            (Path(folder) / "state").write_text("in the way of the data state")
+
+
+@pytest.mark.parametrize("part", ["before the actor", "after the actor", "before the data state"])
+def test_a_save_that_breaks_off_leaves_the_previous_one(
+    tmp_path: Path, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # B117
+    learner = FullDisk()
+    learner.part = part
+    broken = run_in(tmp_path, ckpt__save_steps=2, learner=learner)
+    with pytest.raises(OSError, match="No space left|File exists"):
+        broken.run()
+    assert steps_in(tmp_path) == ["global_step2"]
+    assert (tmp_path / "latest").read_text() == "global_step2\n"
+    resumed = run_in(tmp_path, ckpt__load_enable=True, ckpt__save_steps=2)
+    resumed.sink.first = 3
+    assert resumed.run().steps == 8
+    assert f"skipped the unfinished checkpoint {tmp_path}/.tmp-global_step4" in caplog.text
+    assert not list(tmp_path.glob(".tmp*"))
 
 
 def test_no_checkpoint_is_a_fresh_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ from support.learner_ranks import RankResults, result
 
 pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 
-RANK_CASES = {2: ["resume", "refusals", "save_for_other_world"], 1: ["load_at_other_world"]}
+RANK_CASES = {2: ["resume", "refusals", "weights_only", "save_for_other_world"], 1: ["load_at_other_world"]}
 
 
 @pytest.mark.parametrize("case", ["adam-2-policy", "muon-3-policy", "adam-3-critic"])
@@ -22,6 +22,15 @@ def test_resumed_run_equals_the_uninterrupted_one_bit_for_bit(ranks: RankResults
         assert outcome["ema"]
         assert outcome["steps"] == 4
         assert outcome["lr"][0] > outcome["lr"][1] > 0  # the schedule went on, it did not start again
+
+
+def test_an_export_is_weights_only(ranks: RankResults) -> None:
+    # B116
+    for outcome in result(ranks, "weights_only", 2):
+        assert outcome["weights"]
+        assert outcome["steps"] == outcome["moments"] == 0
+        assert outcome["before"] == outcome["after"]
+        assert outcome["after"][0] == 0.0  # the start of the warm-up
 
 
 def test_refusals_name_what_differs_and_the_way_out(ranks: RankResults) -> None:

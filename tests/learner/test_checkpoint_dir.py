@@ -71,6 +71,7 @@ def test_oldest_goes_first_by_count(tmp_path: Path) -> None:
 
 
 def test_best_is_kept_beside_the_count(tmp_path: Path) -> None:
+    # B118
     store = CheckpointStore(tmp_path, max_num=1)
     for step, metric in ((1, 0.9), (2, 0.1), (3, 0.5)):
         save(store, step, metric=metric)
@@ -153,6 +154,7 @@ def check_kills_while_saving(root: Path, delays: list[float]) -> None:
 
 
 def test_kill_during_a_save_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    # B117
     rng = random.Random(0)
     check_kills_while_saving(tmp_path, [rng.uniform(0.0, 0.2) for _ in range(3)])
 

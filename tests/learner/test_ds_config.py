@@ -56,7 +56,6 @@ def test_pass_through_options() -> None:
         deepcompile=True,
         grad_accum_dtype="fp32",
         adam_offload=True,
-        tensor_parallel_size=2,
         use_universal_ckpt=True,
     )
     zero = result["zero_optimization"]
@@ -66,8 +65,21 @@ def test_pass_through_options() -> None:
     assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
     assert result["data_types"] == {"grad_accum_dtype": "fp32"}
     assert result["compile"] == {"deepcompile": True}
-    assert result["tensor_parallel"] == {"autotp_size": 2}
     assert result["checkpoint"] == {"load_universal": True}
+
+
+def test_tensor_parallel_follows_the_plan_and_keeps_the_head_whole() -> None:
+    made = deepspeed_config(
+        spec(tensor_parallel_size=2), device_type="cpu", tp_plan={"layers.*.mlp.down_proj": "rowwise"}
+    )
+    assert made["tensor_parallel"] == {
+        "autotp_size": 2,
+        "vocab_parallel_lm_head": False,
+        "partition_config": {
+            "use_default_specs": False,
+            "layer_specs": [{"patterns": [r"(.*\.)?layers\.[0-9]+\.mlp\.down_proj\.weight$"], "partition_type": "row"}],
+        },
+    }
 
 
 def test_deepcompile_is_only_for_trained_models() -> None:

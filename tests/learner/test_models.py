@@ -10,10 +10,12 @@ import torch
 
 from openrlhf.learner.config import DsConfig, OptimConfig
 from openrlhf.learner.export import export_hf
+from openrlhf.learner.layers import recurrent_layers
 from openrlhf.learner.models import check_attention, load_module, reward_statistics
 from openrlhf.learner.modules import LearnerModule
 from openrlhf.learner.packing import build_inputs, build_last_token_inputs
 from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.learner.tensor_parallel import TensorParallel
 from support.learner_models import make_batch, save_tiny_model, tiny_config
 
 CPU = torch.device("cpu")
@@ -114,7 +116,7 @@ def test_exported_reward_model_gives_the_same_rewards(models: Path, tmp_path: Pa
     # B120: the head's name and the reward statistics are kept in the configuration; the stored name wins
     module = load(models / "lm", Role.CRITIC, prefix, OptimConfig())
     module.model.config.mean, module.model.config.std = 1.5, 0.5
-    export_hf(module, str(tmp_path / "rm"), None)
+    export_hf(module, TensorParallel(1, CPU), str(tmp_path / "rm"), None)
     again = load(tmp_path / "rm", Role.REWARD, "score")
     assert again.head_name == prefix
     assert torch.equal(rewards(again), rewards(module))
@@ -136,3 +138,38 @@ def test_head_with_several_labels_is_refused(models: Path, tmp_path: Path) -> No
 def test_missing_flash_attention_names_the_command() -> None:
     with pytest.raises(ValueError, match="pip install flash-attn"):
         check_attention("flash_attention_2")
+
+
+def hybrid_config() -> Any:
+    from transformers import Qwen3NextConfig
+
+    return Qwen3NextConfig(num_hidden_layers=4, hidden_size=64)
+
+
+def test_packing_is_refused_for_layers_with_a_state(tmp_path: Path) -> None:
+    # B023
+    hybrid_config().save_pretrained(tmp_path)
+    ds = DsConfig(param_dtype="fp32", attn_implementation="sdpa", packing_samples=True)
+    spec = LearnerSpec(role=Role.POLICY, model_path=str(tmp_path), ds=ds)
+    with pytest.raises(ValueError, match=r"linear_attention layers.*leave --ds\.packing_samples and --train\.dynamic"):
+        load_module(spec, {}, CPU)
+
+
+@pytest.mark.parametrize(
+    ("config_class", "found"),
+    [
+        ("Qwen3NextConfig", ["linear_attention"]),
+        ("Qwen3_5TextConfig", ["linear_attention"]),
+        ("MambaConfig", ["linear_attention"]),
+        ("FalconH1Config", ["hybrid"]),
+        ("RecurrentGemmaConfig", ["recurrent"]),
+        ("RwkvConfig", ["rwkv"]),
+        ("Gemma3TextConfig", []),
+        ("Qwen3Config", []),
+        ("GPT2Config", []),
+    ],
+)
+def test_layers_with_a_state(config_class: str, found: list[str]) -> None:
+    import transformers
+
+    assert recurrent_layers(getattr(transformers, config_class)()) == found

@@ -16,10 +16,12 @@ from openrlhf.learner.models import load_module
 from openrlhf.learner.modules import LearnerModule
 from openrlhf.learner.packing import build_inputs, build_last_token_inputs
 from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.learner.tensor_parallel import TensorParallel
 from openrlhf.learner.weights import checkpoint_buckets, metadata
 from support.learner_models import make_batch, plain_logprobs, save_tiny_model
 
 CPU = torch.device("cpu")
+WHOLE = TensorParallel(1, CPU)
 ARCHITECTURES = ["qwen3", "llama", "gpt2"]
 
 
@@ -138,7 +140,7 @@ def test_stream_of_a_mixture_has_the_tensors_of_its_file(models: Path) -> None:
     # B128: transformers fuses the experts in memory, engines read the files' form
     module = load(models / "qwen3_moe", role=Role.REFERENCE)
     want = load_file(models / "qwen3_moe" / "model.safetensors")
-    got = {name: t for bucket in checkpoint_buckets(module, 10_000, skip_frozen=False) for name, t in bucket}
+    got = {name: t for bucket in checkpoint_buckets(module, WHOLE, 10_000, skip_frozen=False) for name, t in bucket}
     assert got.keys() == want.keys()
     assert all(torch.equal(got[name], want[name]) for name in want)
     shapes = {(info.name, info.shape) for info in metadata(module, skip_frozen=False)}
@@ -173,3 +175,24 @@ def test_frozen_model_has_no_gradient_and_is_in_eval_mode(models: Path) -> None:
     module = load(models / "qwen3", role=Role.REFERENCE)
     assert not module.training
     assert not any(p.requires_grad for p in module.parameters())
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_model_that_separates_packed_samples_passes_the_check(models: Path, arch: str) -> None:
+    # B023
+    assert_packs = load(models / arch).check_packing
+    assert_packs(CPU)
+
+
+def test_model_that_mixes_packed_samples_is_refused(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # B023: as if its attention ignored the restart of the positions
+    module = load(models / "qwen3")
+    backbone = module.model.base_model
+    forward = backbone.forward
+
+    def leaky(*args: Any, position_ids: Tensor, **kwargs: Any) -> Any:
+        return forward(*args, position_ids=torch.arange(position_ids.shape[1])[None], **kwargs)
+
+    monkeypatch.setattr(backbone, "forward", leaky)
+    with pytest.raises(ValueError, match=r"'qwen3' models mix the samples.*--ds\.packing_samples"):
+        module.check_packing(CPU)

@@ -10,18 +10,19 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.multiprocessing as mp
 
 Case = Callable[[int, int, Path], Any]
 RankResults = dict[tuple[str, int], list[Any]]
-MODULES = ("support.learner_step_cases", "support.learner_state_cases")
+MODULES = ("support.learner_step_cases", "support.learner_state_cases", "support.learner_shard_cases")
 TIMEOUT = 540.0
 
 
@@ -60,7 +61,7 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def _rank_main(rank: int, world: int, port: int, names: Sequence[str], folder: Path) -> None:
+def _rank_main(rank: int, world: int, port: int, names: Sequence[str], folder: Path, modules: Sequence[str]) -> None:
     os.environ.update(
         {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
         | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
@@ -70,7 +71,7 @@ def _rank_main(rank: int, world: int, port: int, names: Sequence[str], folder: P
 
     init_distributed("gloo")
     cases: dict[str, Case] = {}
-    for module in MODULES:
+    for module in modules:
         cases |= import_module(module).CASES
     for name in names:
         try:
@@ -82,16 +83,41 @@ def _rank_main(rank: int, world: int, port: int, names: Sequence[str], folder: P
         os.rename(file.with_suffix(".part"), file)
 
 
-def start_ranks(names: Sequence[str], folder: Path, world: int) -> Any:
-    """Start `world` ranks that run the cases; hand what comes back to `join_ranks`."""
+def needed_cases(session: pytest.Session, attribute: str) -> dict[int, list[str]]:
+    """World size -> the cases that the modules of the collected tests name in `attribute`."""
+    needed: dict[int, dict[str, None]] = {}
+    for item in session.items:
+        module = item.getparent(pytest.Module)
+        wanted: Mapping[int, list[str]] = getattr(module.obj, attribute, {}) if module is not None else {}
+        for world, names in wanted.items():
+            needed.setdefault(world, {}).update(dict.fromkeys(names))
+    return {world: list(names) for world, names in sorted(needed.items())}
+
+
+def run_cases(
+    needed: Mapping[int, list[str]], folder: Path, modules: Sequence[str] = MODULES, timeout: float = TIMEOUT
+) -> RankResults:
+    """Start all worlds at once, run their cases, and wait for them."""
+    started = {world: start_ranks(names, folder, world, modules) for world, names in needed.items()}
+    results: RankResults = {}
+    for world, context in started.items():
+        for name, outcome in join_ranks(context, needed[world], folder, world, timeout).items():
+            results[name, world] = outcome
+    return results
+
+
+def start_ranks(names: Sequence[str], folder: Path, world: int, modules: Sequence[str] = MODULES) -> Any:
+    """Start `world` ranks that run the cases of these modules; hand what comes back to `join_ranks`."""
     return mp.spawn(  # pyright: ignore[reportPrivateImportUsage]
-        _rank_main, args=(world, free_port(), list(names), folder), nprocs=world, join=False
+        _rank_main, args=(world, free_port(), list(names), folder, modules), nprocs=world, join=False
     )
 
 
-def join_ranks(context: Any, names: Sequence[str], folder: Path, world: int) -> dict[str, list[Any]]:
+def join_ranks(
+    context: Any, names: Sequence[str], folder: Path, world: int, timeout: float = TIMEOUT
+) -> dict[str, list[Any]]:
     """Wait (bounded) and read the results. A case that never ended is a failure of its own."""
-    deadline = time.monotonic() + TIMEOUT
+    deadline = time.monotonic() + timeout
     while not context.join(timeout=max(0.0, deadline - time.monotonic())):  # returns whenever one of them ends
         if time.monotonic() > deadline:
             for process in context.processes:
@@ -101,7 +127,7 @@ def join_ranks(context: Any, names: Sequence[str], folder: Path, world: int) -> 
     def read(name: str, rank: int) -> Any:
         file = result_file(folder, name, world, rank)
         if not file.exists():
-            return Failure(f"{name}, rank {rank} of {world}: no result within {TIMEOUT} s")
+            return Failure(f"{name}, rank {rank} of {world}: no result within {timeout} s")
         return torch.load(file, weights_only=False)
 
     return {name: [read(name, rank) for rank in range(world)] for name in names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,8 @@ def _train(learner: Learner, first: int, last: int, rank: int, world: int) -> li
     return seen
 
 
-def _resume_spec(folder: Path, optim: str, stage: int, role: Role) -> LearnerSpec:
-    spec = make_spec(folder, stage=stage, micro=3, role=role)
+def _resume_spec(folder: Path, optim: str, stage: int, role: Role, make: Callable[..., LearnerSpec]) -> LearnerSpec:
+    spec = make(folder, stage=stage, micro=3, role=role)
     assert spec.optim is not None
     config = muon_config() if optim == "muon" else spec.optim
     return replace(
@@ -59,10 +60,22 @@ def _resume_spec(folder: Path, optim: str, stage: int, role: Role) -> LearnerSpe
     )
 
 
-def resume_one(rank: int, world: int, folder: Path, *, optim: str, stage: int, role: Role) -> dict[str, Any]:
-    """Train 2 + 2 steps, once in one go and once through a checkpoint into an engine that went elsewhere before."""
-    spec = _resume_spec(folder, optim, stage, role)
-    path = folder / f"ckpt-{optim}-{stage}-{role}-{world}"
+def resume_one(
+    rank: int,
+    world: int,
+    folder: Path,
+    *,
+    optim: str,
+    stage: int,
+    role: Role,
+    make: Callable[..., LearnerSpec] = make_spec,
+) -> dict[str, Any]:
+    """Train 2 + 2 steps, once in one go and once through a checkpoint into an engine that went elsewhere before.
+
+    rank, world: whose samples; ranks of one tensor-parallel group have the same.
+    """
+    spec = _resume_spec(folder, optim, stage, role, make)
+    path = folder / f"ckpt-{optim}-{stage}-{role}-{dist.get_world_size()}"
     straight = Learner(spec)
     _train(straight, 0, 2, rank, world)
     straight.save_checkpoint(str(path))
@@ -76,7 +89,7 @@ def resume_one(rank: int, world: int, folder: Path, *, optim: str, stage: int, r
     return {
         "metrics": got == want,
         "weights": _equal(got_weights, want_weights),
-        "ema": _equal(got_ema or {}, want_ema or {}) and (rank > 0 or bool(got_ema)),
+        "ema": _equal(got_ema or {}, want_ema or {}) and (dist.get_rank() > 0 or bool(got_ema)),
         "steps": resumed.optimizer_steps,
         "lr": [metrics["lr"][0] for _, metrics in got],
     }
@@ -119,6 +132,21 @@ def refusals(rank: int, world: int, folder: Path) -> dict[str, str]:
         except ValueError as error:
             messages[name] = str(error)
     return messages
+
+
+def weights_only(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """A learner that starts from another's export: no steps, no moments, the schedule from its beginning."""
+    spec = make_spec(folder, stage=2)
+    assert spec.optim is not None
+    spec = replace(spec, optim=replace(spec.optim, lr_scheduler="linear", lr_warmup_ratio=0.5), max_optimizer_steps=8)
+    trained = Learner(spec)
+    before = [m["lr"][0] for _, m in _train(trained, 0, 2, rank, world)]
+    trained.export_hf(str(folder / "weights-only"))
+    fresh = Learner(replace(spec, model_path=str(folder / "weights-only")))
+    moments = len(fresh._engine.ds_engine.basic_optimizer.state)
+    steps, weights = fresh.optimizer_steps, _equal(parameters(fresh), parameters(trained))
+    after = [m["lr"][0] for _, m in _train(fresh, 2, 4, rank, world)]
+    return {"before": before, "after": after, "steps": steps, "moments": moments, "weights": weights}
 
 
 def save_for_other_world(rank: int, world: int, folder: Path) -> dict[str, Any]:
@@ -257,6 +285,7 @@ CASES: dict[str, Case] = {
     "resume": resume,
     "resume_all": resume_all,
     "refusals": refusals,
+    "weights_only": weights_only,
     "save_for_other_world": save_for_other_world,
     "load_at_other_world": load_at_other_world,
     "averages": averages,

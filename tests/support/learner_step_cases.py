@@ -65,7 +65,7 @@ def capture_gradients(learner: Learner) -> dict[str, Tensor]:
         for name, p in learner.module.named_parameters():
             gradient = p.grad if learner.spec.ds.zero_stage == 0 else safe_get_full_grad(p)
             if gradient is not None:
-                found[learner.module.hf_name(name)] = gradient.detach().clone()
+                found[learner.module.hf_name(name)] = learner.tensor_parallel.whole(p, gradient.detach().clone())
         return take_step()
 
     engine.step = step  # pyright: ignore[reportAttributeAccessIssue]

@@ -215,7 +215,7 @@ class Run:
         )
         self.rewards.append(shaped.metrics["train/reward"])
         cut = cut_mini_batches(shaped.samples, batch_size=TRAIN_BATCH, seed=self.case.seed, step=step)
-        shares = [split_over_ranks(batch, self.world_size)[self.rank] for batch in cut]
+        shares = [split_over_ranks(batch, self.world_size, hidden_size=64)[self.rank] for batch in cut]
         values = [self.critic.values(shares)] if self.critic else []
         _, returns = self.policy.prepare(shares, refs=[], values=values, kl_coef=0.0)
         order = list(range(len(shares)))

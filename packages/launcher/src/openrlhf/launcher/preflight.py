@@ -25,6 +25,7 @@ class Prepared:
 
     tokenizer: Any
     vocab_size: int
+    hidden_size: int
     prompts: PromptDataset
     eval_prompts: list[PromptItem]
     reward_file: CodeFile | None = None
@@ -41,12 +42,15 @@ class Prepared:
 def prepare(config: TrainPPOConfig) -> Prepared:
     """Check and load what the controller itself needs: tokenizer and data. Loads no model."""
     model = check_model(config.actor.model_name_or_path, "--actor.model_name_or_path")
+    models = [model]
     for flag, path in (
         ("--critic.model_name_or_path", config.critic.model_name_or_path if config.has_critic else None),
         ("--reward.model_name_or_path", config.reward.model_name_or_path if config.has_reward_model else None),
     ):
         if path is not None:
-            check_model(path, flag)
+            models.append(check_model(path, flag))
+    if config.ds.packing_samples:
+        check_packed_models(models)
     reward_file, reward_urls = reward_source(config)
     agent_path = config.train.agent_func_path
     agent_file = None if agent_path is None else check_agent_file(agent_path)
@@ -71,7 +75,8 @@ def prepare(config: TrainPPOConfig) -> Prepared:
         eval_prompts = evaluation.items()
     return Prepared(
         tokenizer=tokenizer,
-        vocab_size=vocab_size(model),
+        vocab_size=text_dimension(model, "vocab_size"),
+        hidden_size=text_dimension(model, "hidden_size"),
         prompts=prompts,
         eval_prompts=eval_prompts,
         reward_file=reward_file,
@@ -94,17 +99,27 @@ def check_model(path: str | None, flag: str) -> str:
     return path
 
 
-def vocab_size(model: str) -> int:
-    """Rows of the model's embedding, from its configuration."""
+def check_packed_models(models: list[str]) -> None:
+    """ValueError when one of them has layers that cannot tell packed samples apart."""
+    from transformers import AutoConfig
+
+    from openrlhf.learner.layers import check_packing
+
+    for model in models:
+        check_packing(AutoConfig.from_pretrained(model), model)
+
+
+def text_dimension(model: str, name: str) -> int:
+    """`vocab_size` or `hidden_size` of the language model, from its configuration."""
     config = Path(model) / "config.json"
     if config.is_file():
         data = json.loads(config.read_text())
-        size = data.get("vocab_size") or data.get("text_config", {}).get("vocab_size")
+        size = data.get(name) or data.get("text_config", {}).get(name)
         if size:
             return int(size)
     from transformers import AutoConfig
 
-    return int(AutoConfig.from_pretrained(model).get_text_config().vocab_size)
+    return int(getattr(AutoConfig.from_pretrained(model).get_text_config(), name))
 
 
 def reward_source(config: TrainPPOConfig) -> tuple[CodeFile | None, tuple[str, ...]]:

@@ -31,7 +31,6 @@ _LATER = """
     actor.freeze_visual_encoder
     data.dataloader_num_workers
     data.max_images_per_prompt
-    ds.tensor_parallel_size
 """
 
 NOT_YET: dict[str, tuple[tuple[str, ...], str]] = dict.fromkeys(_LATER.split(), ((RL,), _NOT_BUILT))

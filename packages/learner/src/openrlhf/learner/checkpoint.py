@@ -51,7 +51,7 @@ def load(engine: TrainingEngine, ema: MovingAverage | None, folder: Path) -> dic
     """
     if not (folder / INFO).is_file():
         raise ValueError(f"no learner checkpoint in {str(folder)!r}: {INFO} is missing")
-    info = json.loads((folder / INFO).read_text())
+    info = {"tensor_parallel_size": 1} | json.loads((folder / INFO).read_text())  # older ones lack it
     rank, world = _rank_and_world()
     _check(info, engine, ema, world, folder)
     tag = UNIVERSAL_TAG if engine.spec.ds.use_universal_ckpt else TAG
@@ -76,11 +76,18 @@ def _fingerprint(engine: TrainingEngine, ema: MovingAverage | None) -> dict[str,
         "zero_stage": engine.spec.ds.zero_stage,
         "optim": engine.spec.optim.optim,
         "param_dtype": engine.spec.ds.param_dtype,
+        "tensor_parallel_size": engine.spec.ds.tensor_parallel_size,
         "ema": ema is not None,
     }
 
 
-_FLAGS = {"zero_stage": "--ds.zero_stage", "optim": "--*.optim", "param_dtype": "--ds.param_dtype", "role": "role"}
+_FLAGS = {
+    "zero_stage": "--ds.zero_stage",
+    "optim": "--*.optim",
+    "param_dtype": "--ds.param_dtype",
+    "tensor_parallel_size": "--ds.tensor_parallel_size",
+    "role": "role",
+}
 
 
 def _check(info: dict[str, Any], engine: TrainingEngine, ema: MovingAverage | None, world: int, folder: Path) -> None:

@@ -132,6 +132,10 @@ class CheckpointStore:
         named = pointer.read_text().strip() if pointer.is_file() else ""
         return next((c for c in found if c.path.name == named), found[-1] if found else None)
 
+    def unfinished(self) -> list[Path]:
+        """Folders that an interrupted save left, by name; the next `begin` removes them."""
+        return sorted(self.root.glob(f"{TEMPORARY}global_step*"))
+
     def best(self) -> Checkpoint | None:
         """The checkpoint with the highest metric, the newer of equals; None when none has one."""
         rated = [c for c in self.checkpoints() if c.metric is not None]

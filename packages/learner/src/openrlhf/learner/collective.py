@@ -67,8 +67,9 @@ class Collective:
         return -1 if smallest == NONE else int(smallest)
 
     def barrier(self) -> None:
-        if self.world_size > 1:
-            dist.barrier(self.group)
+        """Wait for all ranks of the role, those of other shards too."""
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.barrier()
 
     def _gather(self, row: list[float]) -> list[list[float]]:
         """The same-length rows of all ranks, in order."""

@@ -5,16 +5,20 @@ The optimiser and the schedule are not in it: we build them (`optim.py`), so tha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from openrlhf.learner.spec import LearnerSpec
+from openrlhf.learner.tensor_parallel import layer_specs
 
 NEVER = 10**9
 """DeepSpeed's own progress lines are never wanted."""
 
 
-def deepspeed_config(spec: LearnerSpec, *, device_type: str) -> dict[str, Any]:
-    """The dictionary for `deepspeed.initialize`.
+def deepspeed_config(
+    spec: LearnerSpec, *, device_type: str, tp_plan: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The dictionary for `deepspeed.initialize`. tp_plan: transformers' tensor-parallel plan of the architecture.
 
     The batch sizes in it are formal: `Learner.update` sets the accumulation boundary itself and scales the loss.
     Clipping is DeepSpeed's only where it acts on the raw gradient: with Adam on stages 1 to 3. Muon's update is
@@ -37,7 +41,11 @@ def deepspeed_config(spec: LearnerSpec, *, device_type: str) -> dict[str, Any]:
     if ds.deepcompile and spec.trained:
         config["compile"] = {"deepcompile": True}
     if ds.tensor_parallel_size > 1:
-        config["tensor_parallel"] = {"autotp_size": ds.tensor_parallel_size}
+        config["tensor_parallel"] = {
+            "autotp_size": ds.tensor_parallel_size,
+            "vocab_parallel_lm_head": False,
+            "partition_config": {"use_default_specs": False, "layer_specs": layer_specs(tp_plan or {})},
+        }
     if ds.use_universal_ckpt:
         config["checkpoint"] = {"load_universal": True}
     return config
@@ -53,7 +61,7 @@ def clipping_by_deepspeed(spec: LearnerSpec) -> float:
 def _zero_section(spec: LearnerSpec, device_type: str) -> dict[str, Any]:
     ds = spec.ds
     zero: dict[str, Any] = {
-        "stage": ds.zero_stage,
+        "stage": ds.zero_stage if spec.trained or spec.zero3 else 0,
         "overlap_comm": ds.overlap_comm,
         # A contiguous buffer only pays off together with overlapping, and costs a bucket of memory.
         "contiguous_gradients": ds.overlap_comm,

@@ -1,4 +1,4 @@
-"""`TrainingEngine`: the one place that drives DeepSpeed. A frozen model that is not partitioned does without it."""
+"""`TrainingEngine`: the one place that drives DeepSpeed. A frozen model that is whole does without it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from openrlhf.learner.config import OptimConfig
 from openrlhf.learner.ds_config import deepspeed_config
 from openrlhf.learner.models import load_module
 from openrlhf.learner.modules import LearnerModule, Readings
@@ -17,6 +18,7 @@ from openrlhf.learner.optim import build_optimizer, check_optim
 from openrlhf.learner.packing import ModelInputs
 from openrlhf.learner.schedule import build_schedule
 from openrlhf.learner.spec import LearnerSpec
+from openrlhf.learner.tensor_parallel import TensorParallel
 
 
 class TrainingEngine:
@@ -29,6 +31,7 @@ class TrainingEngine:
         self.device = device
         self.steps = 0
         self.communicates_in_forward = spec.zero3
+        self.tensor_parallel = TensorParallel(spec.ds.tensor_parallel_size, device)
         self._raw_clipping: RawClipping | None = None
         if spec.optim is not None and spec.optim.optim == "muon" and spec.ds.zero_stage > 0:
             self._raw_clipping = raw_clipping(ds_engine.optimizer, spec.ds.zero_stage, spec.optim.max_norm)
@@ -41,7 +44,7 @@ class TrainingEngine:
     @contextmanager
     def on_device(self) -> Iterator[None]:
         """A frozen model kept in host memory is on the device inside."""
-        if not self.spec.offload or self.ds_engine is not None:
+        if not self.spec.offload or self.spec.zero3:
             yield
             return
         self.module.to(self.device)
@@ -79,7 +82,7 @@ class TrainingEngine:
     def _step_unpartitioned(self) -> tuple[bool, float]:
         """Stage 0: DeepSpeed neither reports a norm nor looks for non-finite gradients. They are equal on all ranks."""
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = self.tensor_parallel.gradient_norm(self.module.parameters())
         value = float(norm)
         if not torch.isfinite(norm):
             self.ds_engine.zero_grad()
@@ -98,19 +101,20 @@ def build_engine(spec: LearnerSpec, device: torch.device) -> TrainingEngine:
     Raises:
         ValueError: options that DeepSpeed would ignore or that would give wrong numbers.
     """
-    if spec.ds.tensor_parallel_size > 1:
-        raise ValueError(
-            f"--ds.tensor_parallel_size {spec.ds.tensor_parallel_size!r} is not supported: the weight stream, the "
-            "export and the exact mean over samples do not know of shards; use --ds.zero_stage 3 to split the model"
-        )
     if spec.optim is not None:
         check_optim(spec.optim, adam_offload=spec.ds.adam_offload)
     config = deepspeed_config(spec, device_type=device.type)
     module = load_module(spec, config, device)
-    ds_engine = _initialize(spec, module, config) if spec.trained or spec.zero3 else None
+    if spec.tensor_parallel:
+        config = deepspeed_config(spec, device_type=device.type, tp_plan=module.model.config.base_model_tp_plan)
+    ds_engine = None
+    if spec.trained or spec.zero3 or spec.tensor_parallel:
+        ds_engine = _initialize(spec, module, config)
     engine = TrainingEngine(spec, module, ds_engine, device)
     with engine.on_device():
         module.choose_head_path(device)
+        if spec.packed:
+            module.check_packing(device)
     return engine
 
 
@@ -118,8 +122,20 @@ def _initialize(spec: LearnerSpec, module: LearnerModule, config: dict[str, Any]
     import deepspeed
 
     if spec.optim is None:
-        return deepspeed.initialize(model=module, config=config)[0]
-    optim, horizon = spec.optim, spec.max_optimizer_steps
+        engine = deepspeed.initialize(model=module, config=config)[0]
+    else:
+        engine = _with_optimizer(spec.optim, spec.max_optimizer_steps, module, config)
+    if spec.tensor_parallel:
+        # Compares the arguments of the first call over the group, which must be lists of tensors; ours are not, and
+        # `TensorParallel.check_same` compares every batch.
+        hook: Any = engine.first_dataloader_check
+        hook.remove()
+    return engine
+
+
+def _with_optimizer(optim: OptimConfig, horizon: int, module: LearnerModule, config: dict[str, Any]) -> Any:
+    import deepspeed
+
     return deepspeed.initialize(
         model=module,
         optimizer=build_optimizer(module, optim),

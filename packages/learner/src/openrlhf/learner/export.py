@@ -10,15 +10,16 @@ from torch import Tensor
 
 from openrlhf.learner.checkpoint_dir import replace_directory
 from openrlhf.learner.modules import LearnerModule
+from openrlhf.learner.tensor_parallel import TensorParallel
 from openrlhf.learner.weights import buckets, full_shape
 
 GATHER_BYTES = 512 * 2**20
 
 
-def full_state_dict(module: LearnerModule) -> dict[str, Tensor] | None:
+def full_state_dict(module: LearnerModule, tensor_parallel: TensorParallel) -> dict[str, Tensor] | None:
     """All parameters and persistent buffers, whole, on the CPU, on rank 0; None elsewhere. Collective."""
     state: dict[str, Tensor] = {}
-    for bucket in buckets(module, GATHER_BYTES, skip_frozen=False):
+    for bucket in buckets(module, tensor_parallel, GATHER_BYTES, skip_frozen=False):
         state.update((name, tensor.detach().to("cpu", copy=True)) for name, tensor in bucket)
     if dist.is_initialized() and dist.get_rank() != 0:
         return None
@@ -33,13 +34,20 @@ def full_state_dict(module: LearnerModule) -> dict[str, Tensor] | None:
     return state
 
 
-def export_hf(module: LearnerModule, path: str, tokenizer: Any, *, averages: dict[str, Tensor] | None = None) -> None:
+def export_hf(
+    module: LearnerModule,
+    tensor_parallel: TensorParallel,
+    path: str,
+    tokenizer: Any,
+    *,
+    averages: dict[str, Tensor] | None = None,
+) -> None:
     """Write the model under `path`, replacing what was there. Collective; rank 0 writes.
 
     averages: the moving average of (some of) the weights, written beside the live model, in `<path>/ema`.
     A critic or reward model keeps its head under its name, which the configuration records.
     """
-    state = full_state_dict(module)
+    state = full_state_dict(module, tensor_parallel)
     if state is None:
         return
     with replace_directory(Path(path)) as folder:

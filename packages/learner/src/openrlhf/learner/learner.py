@@ -1,7 +1,8 @@
 """`Learner`: one rank of one model. It scores batches and, given an optimiser, takes exact optimiser steps.
 
 Methods are collective over the ranks of the role: all of them call, in the same order. A rank without samples passes a
-batch of size 0. The learner knows nothing of Ray, of rollouts, or of the other roles.
+batch of size 0; the ranks of a tensor-parallel group pass the same one. The learner knows nothing of Ray, of rollouts,
+or of the other roles.
 """
 
 from __future__ import annotations
@@ -58,13 +59,14 @@ class Learner:
         self.spec = spec
         self.device = training_device()
         seed_everything(spec.batch.seed, full_determinism=spec.batch.full_determinism_enable)
-        self.collective = Collective(self.device)
         self._engine: TrainingEngine = build_engine(spec, self.device)
+        self.tensor_parallel = self._engine.tensor_parallel
+        self.collective = Collective(self.device, self.tensor_parallel.data_group)
         self.module = self._engine.module
         self.hidden_size = int(self.module.model.config.get_text_config().hidden_size)
         self.ema = None
         if spec.trained and spec.batch.enable_ema:
-            self.ema = MovingAverage(self.module, spec.batch.ema_beta)
+            self.ema = MovingAverage(self.module, self.tensor_parallel, spec.batch.ema_beta)
         self.skipped_in_a_row = 0
         self.reward_mean_std = reward_statistics(self.module)
 
@@ -81,7 +83,8 @@ class Learner:
 
     @torch.no_grad()
     def score(self, batch: Batch, *, with_entropy: bool = False) -> Scores:
-        """Log-probs, values or rewards of `batch`. Collective under ZeRO-3; otherwise each rank for itself."""
+        """Log-probs, values or rewards of `batch`. Collective under ZeRO-3 and over tensor-parallel groups."""
+        self.tensor_parallel.check_same(batch)
         plan = self._score_plan(batch)
         count = len(plan)
         if self._engine.communicates_in_forward:
@@ -142,6 +145,7 @@ class Learner:
         """
         if not self.spec.trained:
             raise ValueError(f"the {self.spec.role.value} model is frozen: its spec has no optim")
+        self.tensor_parallel.check_same(batch)
         plan = self._update_plan(batch, objective.rows_per_unit)
         counts, steps, empty_ranks = self.collective.agree(objective.counts(batch), len(plan), batch.size == 0)
         if not any(counts[term] > 0 for term, weight in objective.coefficients.items() if weight and term in counts):
@@ -241,7 +245,7 @@ class Learner:
 
         A tensor is valid until the next bucket is asked for.
         """
-        return weights.checkpoint_buckets(self.module, bucket_bytes, skip_frozen=skip_frozen)
+        return weights.checkpoint_buckets(self.module, self.tensor_parallel, bucket_bytes, skip_frozen=skip_frozen)
 
     def export_hf(self, path: str, tokenizer: Any = None) -> None:
         """Write a Hugging Face folder (safetensors, configuration, generation configuration, tokenizer), atomically.
@@ -253,7 +257,7 @@ class Learner:
             export_adapters(self.module, path, tokenizer, base=self.spec.model_path)
         else:
             averages = None if self.ema is None else self.ema.full_state()
-            export_hf(self.module, path, tokenizer, averages=averages)
+            export_hf(self.module, self.tensor_parallel, path, tokenizer, averages=averages)
         self.collective.barrier()
 
     # -- between phases and runs

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from openrlhf.learner.layers import check_packing, num_experts
 from openrlhf.learner.lora import add_adapters
-from openrlhf.learner.modules import LearnerModule, disable_dropout, num_experts
+from openrlhf.learner.modules import LearnerModule, disable_dropout
 from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.learner.tensor_parallel import check_model
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +70,10 @@ def _check_model(spec: LearnerSpec, config: Any) -> None:
         )
     if spec.freeze_visual_encoder and not hasattr(config, "vision_config"):
         raise ValueError(f"--actor.freeze_visual_encoder: {spec.model_path!r} has no vision encoder, leave it out")
+    if spec.packed:
+        check_packing(config, spec.model_path)
+    if spec.tensor_parallel:
+        check_model(spec, config)
     if spec.ds.use_liger_kernel and not torch.cuda.is_available():
         raise ValueError("--ds.use_liger_kernel needs a GPU: leave it out")
 

@@ -15,7 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from openrlhf.core.logprobs import entropy_from_logits, logprobs_from_logits, token_logprobs
+from openrlhf.learner.layers import num_experts
 from openrlhf.learner.packing import ModelInputs
+
+LEAK = 1e-3
+"""Share of the largest hidden state by which a packed neighbour may move one; without a leak nothing moves."""
 
 
 class Readings(NamedTuple):
@@ -94,6 +98,31 @@ class LearnerModule(nn.Module):
             output_head.forward = types.MethodType(_chunked_head, output_head)
             self.chunked_head = True
 
+    @torch.no_grad()
+    def check_packing(self, device: torch.device) -> None:
+        """ValueError if a sample depends on the one before it in a packed row. Collective under ZeRO-3.
+
+        `layers.check_packing` knows the layers that do; this catches a model with an attention of its own. Not for
+        mixtures, where a neighbour's choice of experts moves the rounding.
+        """
+        if num_experts(self.model.config.get_text_config()):
+            return
+        backbone = self.model if self.head is not None else self.model.base_model
+        positions = torch.arange(4, device=device).repeat(2)[None]
+        training = self.training
+        self.eval()  # no gradient checkpointing here
+        states = []
+        for first in (1, 5):
+            tokens = torch.tensor([[*range(first, first + 4), 9, 10, 11, 12]], device=device)
+            outputs = backbone(input_ids=tokens, position_ids=positions, attention_mask=None, use_cache=False)
+            states.append(outputs.last_hidden_state[0, 4:].float())
+        self.train(training)
+        if float((states[0] - states[1]).abs().max()) > LEAK * float(states[0].abs().max()):
+            raise ValueError(
+                f"{self.model.config.model_type!r} models mix the samples of a packed row: leave --ds.packing_samples "
+                "and --train.dynamic_batch_enable out"
+            )
+
     def _call(self, model: Any, inputs: ModelInputs) -> Any:
         """The only place where a model is called for training or scoring.
 
@@ -130,14 +159,6 @@ class LearnerModule(nn.Module):
         )
         assert isinstance(loss, Tensor), "a mixture of experts returns its router logits"
         return loss
-
-
-def num_experts(config: Any) -> int:
-    """Experts per layer of a mixture-of-experts configuration, 0 for a dense model."""
-    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if getattr(config, name, None):
-            return int(getattr(config, name))
-    return 0
 
 
 def _chunked_head(

@@ -67,8 +67,17 @@ class LearnerSpec:
             raise ValueError(f"--ds.ring_attn_size {self.ds.ring_attn_size!r} is not supported: leave it at 1")
         if self.ds.param_dtype == "fp16" and self.ds.zero_stage == 0:
             raise ValueError("--ds.param_dtype 'fp16' needs loss scaling, which --ds.zero_stage 0 lacks: use 1, 2 or 3")
+        if self.tensor_parallel:
+            self._check_tensor_parallel()
         if self.optim is not None and self.max_optimizer_steps < 1:
             raise ValueError(f"max_optimizer_steps must be at least 1, got {self.max_optimizer_steps!r}")
+
+    def _check_tensor_parallel(self) -> None:
+        flag = f"--ds.tensor_parallel_size {self.ds.tensor_parallel_size!r}"
+        if self.zero3:
+            raise ValueError(f"{flag} does not work with --ds.zero_stage 3, which cuts all parameters: leave one out")
+        if self.optim is not None and self.optim.optim == "muon":
+            raise ValueError(f"{flag} does not work with --*.optim muon, which needs whole matrices: use adam")
 
     @property
     def trained(self) -> bool:
@@ -78,6 +87,11 @@ class LearnerSpec:
     def packed(self) -> bool:
         """Dynamic batching implies packing."""
         return self.ds.packing_samples or self.batch.dynamic_batch_enable
+
+    @property
+    def tensor_parallel(self) -> bool:
+        """Whether the hidden layers are cut over ranks."""
+        return self.ds.tensor_parallel_size > 1
 
     @property
     def zero3(self) -> bool:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from openrlhf.learner.modules import LearnerModule
+from openrlhf.learner.tensor_parallel import TensorParallel, shard_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +30,9 @@ def _parameters(module: LearnerModule, skip_frozen: bool) -> list[tuple[str, nn.
 
 
 def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
-    """Shape of the whole parameter, also while it is partitioned."""
-    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+    """Shape of the whole parameter, also while it is partitioned or cut."""
+    shard = shard_of(parameter)
+    return shard.shape if shard is not None else tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def gathered(parameters: list[nn.Parameter]) -> AbstractContextManager[object]:
@@ -65,8 +67,10 @@ def checkpoint_form(module: LearnerModule, tensors: list[tuple[str, Tensor]]) ->
     return [(name, tensor.contiguous()) for name, tensor in converted]
 
 
-def buckets(module: LearnerModule, bucket_bytes: int, *, skip_frozen: bool) -> Iterator[list[tuple[str, Tensor]]]:
-    """Yield lists of (name, full tensor) on rank 0 and empty lists elsewhere; collective under ZeRO-3.
+def buckets(
+    module: LearnerModule, tensor_parallel: TensorParallel, bucket_bytes: int, *, skip_frozen: bool
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """Yield lists of (name, full tensor) on rank 0 and empty lists elsewhere; collective.
 
     Names and shapes are those of the parameters in memory.
 
@@ -78,14 +82,15 @@ def buckets(module: LearnerModule, bucket_bytes: int, *, skip_frozen: bool) -> I
     sender = not dist.is_initialized() or dist.get_rank() == 0
     for group in _split(_parameters(module, skip_frozen), bucket_bytes):
         with torch.no_grad(), gathered([p for _, p in group]):
-            yield [(name, p.data) for name, p in group] if sender else []
+            whole = [(n, tensor_parallel.whole(p, p.data)) for n, p in group] if tensor_parallel.has_rank_0 else []
+            yield whole if sender else []
 
 
 def checkpoint_buckets(
-    module: LearnerModule, bucket_bytes: int, *, skip_frozen: bool
+    module: LearnerModule, tensor_parallel: TensorParallel, bucket_bytes: int, *, skip_frozen: bool
 ) -> Iterator[list[tuple[str, Tensor]]]:
     """`buckets` in the form of a Hugging Face file: what an engine loads, as `metadata` announces it."""
-    for bucket in buckets(module, bucket_bytes, skip_frozen=skip_frozen):
+    for bucket in buckets(module, tensor_parallel, bucket_bytes, skip_frozen=skip_frozen):
         yield checkpoint_form(module, bucket)
 
 

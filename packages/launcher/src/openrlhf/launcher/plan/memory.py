@@ -86,6 +86,12 @@ def parameter_bytes(parameters: int, *, stage: int, itemsize: int, world: int) -
     return itemsize * (math.ceil(parameters / world) if stage == 3 else parameters)
 
 
+def rank_parameters(shape: ModelShape, tensor_parallel: int) -> int:
+    """Parameters on one rank before ZeRO: tensor parallelism cuts the matrices of the layers, the rest stays whole."""
+    matrices = shape.layers * shape.layer_matrices
+    return shape.parameters - matrices + math.ceil(matrices / tensor_parallel)
+
+
 def tokens_per_forward(c: TrainPPOConfig, phase: str) -> int:
     """Tokens of the largest micro-batch of a phase: the budget, or full-length samples."""
     if c.train.dynamic_batch_enable:
@@ -116,7 +122,7 @@ def _model(c: TrainPPOConfig, shape: ModelShape, group: str, role: str) -> list[
     trained = role in ("actor", "critic")
     stage, itemsize, world = c.ds.zero_stage, ITEMSIZE[c.ds.param_dtype], ranks(c, role)
     tp = c.ds.tensor_parallel_size
-    count, world = math.ceil(shape.parameters / tp), max(1, world // tp)
+    count, world = rank_parameters(shape, tp), max(1, world // tp)
     offloaded = role in ("ref", "reward") and getattr(c, role).offload
     here = (EXPERIENCE,) if offloaded else PHASES
 

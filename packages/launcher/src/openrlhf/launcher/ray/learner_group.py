@@ -24,10 +24,16 @@ Shares = list[list[SampleRef]]
 
 @dataclass(frozen=True, kw_only=True)
 class RankGroup:
-    """The ranks of one role."""
+    """The ranks of one role.
+
+    hidden_size: that of the policy, for all roles: they must split the samples alike.
+    tensor_parallel: how many neighbouring ranks hold one model and get the same samples.
+    """
 
     role: str
     actors: Sequence[Any]
+    hidden_size: int
+    tensor_parallel: int = 1
 
     @property
     def names(self) -> list[str]:
@@ -35,8 +41,9 @@ class RankGroup:
 
     def shares(self, mini_batches: Sequence[Sequence[SampleRef]]) -> list[Shares]:
         """Per rank: its share of every mini-batch."""
-        split = [split_over_ranks(batch, len(self.actors)) for batch in mini_batches]
-        return [[shares[rank] for shares in split] for rank in range(len(self.actors))]
+        parts = len(self.actors) // self.tensor_parallel
+        split = [split_over_ranks(batch, parts, hidden_size=self.hidden_size) for batch in mini_batches]
+        return [[shares[rank // self.tensor_parallel] for shares in split] for rank in range(len(self.actors))]
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[ray.ObjectRef]:
         """The same call on every rank."""
@@ -126,6 +133,7 @@ class RayLearner:
             )
         ]
         sums = await self.policy.wait([first for first, _ in pairs], "experience forward")
+        sums = sums[:: self.policy.tensor_parallel]  # a group's ranks measured the same samples
         if self.critic is not None:
             returns = [second for _, second in pairs]
             count = len(self.critic.actors)

@@ -74,16 +74,7 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
         vocab_size=prepared.vocab_size,
         pause=Pause(clear_cache=train.partial_rollout_recompute_kv) if train.partial_rollout_enable else None,
     )
-    learner = RayLearner(
-        policy=groups["policy"][0],
-        reference=_group(groups, "reference"),
-        critic=_group(groups, "critic"),
-        reward=_group(groups, "reward"),
-        push=push,
-        tokenizer_path=_model_path(config.actor.model_name_or_path or ""),
-        critic_export=config.critic.save_value_network,
-        take_turns=config.train.colocate_all and config.ds.enable_sleep,
-    )
+    learner = ray_learner(config, {role: group for role, (group, _) in groups.items()}, push)
     fleet.on_change = rollout.engines_changed
     watch = EngineWatch(fleet, push, rollout, learner.groups, INTERVAL)
     rollout.watch = watch
@@ -101,8 +92,18 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
 Groups = dict[str, tuple[RankGroup, list[ray.ObjectRef]]]
 
 
-def _group(groups: Groups, role: str) -> RankGroup | None:
-    return groups[role][0] if role in groups else None
+def ray_learner(config: TrainPPOConfig, groups: Mapping[str, RankGroup], push: WeightPush) -> RayLearner:
+    """The learner over the ranks of every role that the run has."""
+    return RayLearner(
+        policy=groups["policy"],
+        reference=groups.get("reference"),
+        critic=groups.get("critic"),
+        reward=groups.get("reward"),
+        push=push,
+        tokenizer_path=_model_path(config.actor.model_name_or_path or ""),
+        critic_export=config.critic.save_value_network,
+        take_turns=config.train.colocate_all and config.ds.enable_sleep,
+    )
 
 
 async def _wait_learners(groups: Groups) -> None:
@@ -178,7 +179,12 @@ def start_learners(
             actor.options(**reservation.options(role, rank), runtime_env={"env_vars": dict(environment)}).remote()
             for rank in range(reservation.plan.ranks(role))
         ]
-        group = RankGroup(role=role, actors=actors)
+        group = RankGroup(
+            role=role,
+            actors=actors,
+            hidden_size=prepared.hidden_size,
+            tensor_parallel=config.ds.tensor_parallel_size,
+        )
         groups[role] = (group, _set_up(group, learner_spec(config, Role(role), horizon), ranks_config))
     return groups
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from openrlhf.core.config import DISCOUNTED_ESTIMATORS, GROUP_ESTIMATORS
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.rules.violation import Rule, Violation, broken
+from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
 
 P = TrainPPOConfig
 Found = Iterator[Violation]
@@ -133,6 +133,9 @@ def muon_limits(c: object, prefix: str) -> Found:
         return
     if offload:
         yield broken(c, f"{prefix}optim ds.adam_offload", "Muon runs on the GPU only", "leave one of them out")
+    if value_at(c, "ds.tensor_parallel_size") > 1:
+        fix = f"--{prefix}optim adam, or --ds.tensor_parallel_size 1"
+        yield broken(c, f"{prefix}optim ds.tensor_parallel_size", "Muon needs whole matrices", fix)
     if ns_steps != NS_STEPS:
         problem = f"the backend always does {NS_STEPS} Newton-Schulz iterations"
         yield broken(c, f"{prefix}optim {prefix}muon.ns_steps", problem, f"--{prefix}muon.ns_steps {NS_STEPS}")

@@ -73,6 +73,8 @@ class Checkpoints:
         """Go on from the newest checkpoint if --ckpt.load_enable and there is one. True when the run was resumed."""
         if not self._config.load_enable:
             return False
+        for leftover in self._store.unfinished():
+            log.warning("skipped the unfinished checkpoint %s", leftover)
         newest = self._store.latest()
         if newest is None:
             log.warning("--ckpt.load_enable: no checkpoint in %s, the run starts anew", self._store.root)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from openrlhf.launcher.trainer.protocols import SampleRef
+from openrlhf.learner.batching import sample_cost
 
 T = TypeVar("T")
 
@@ -34,14 +35,10 @@ def epoch_order(num_mini_batches: int, *, seed: int, step: int, epoch: int) -> l
     return order
 
 
-def sample_cost(length: int, *, quadratic_weight: float = 1.0 / 16384) -> float:
-    """Work of one sample: linear in its length plus the attention's quadratic part (equal to it at 16 k tokens)."""
-    return length * (1.0 + length * quadratic_weight)
-
-
-def split_over_ranks(samples: Sequence[SampleRef], ranks: int) -> list[list[SampleRef]]:
+def split_over_ranks(samples: Sequence[SampleRef], ranks: int, *, hidden_size: int) -> list[list[SampleRef]]:
     """Balance one mini-batch over ranks: longest first onto the rank with the least work; equal counts where possible.
 
+    hidden_size: the model's, for the cost of a sample (`learner.batching.sample_cost`).
     Every rank gets floor(n / ranks) or ceil(n / ranks) samples, so a rank gets none only when there are fewer
     samples than ranks.
     """
@@ -58,5 +55,5 @@ def split_over_ranks(samples: Sequence[SampleRef], ranks: int) -> list[list[Samp
         if size == limit - 1:
             spare -= 1
         shares[rank].append(sample)
-        heapq.heappush(heap, (load + sample_cost(sample.length), rank))
+        heapq.heappush(heap, (load + sample_cost(sample.length, hidden_size), rank))
     return [sorted(share, key=lambda s: s.index) for share in shares]

@@ -1,0 +1,26 @@
+"""The plan's parameters, gradients and optimiser states against what real learner ranks hold, on the quickstart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from openrlhf.launcher.plan.memory import gradient_bytes, optimizer_bytes, parameter_bytes
+from openrlhf.launcher.plan.shape import read_shape
+from support.launcher_memory_cases import STAGES, save_quickstart_model
+from support.learner_ranks import RankResults, result
+
+pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(300)]
+
+WORLD = 2
+LAUNCHER_CASES = {WORLD: ["held_memory"]}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_prediction_is_within_a_tenth(launcher_ranks: RankResults, stage: int, tmp_path: Path) -> None:
+    count = read_shape(str(save_quickstart_model(tmp_path))).parameters
+    functions = (parameter_bytes, gradient_bytes, optimizer_bytes)
+    predicted = sum(f(count, stage=stage, itemsize=4, world=WORLD) for f in functions)
+    held = [of_rank[stage] for of_rank in result(launcher_ranks, "held_memory", WORLD)]
+    assert held == pytest.approx([predicted] * WORLD, rel=0.1)

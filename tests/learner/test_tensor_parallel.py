@@ -1,0 +1,144 @@
+"""Tensor parallelism on real ranks: two groups of two hold one model in shards and do the same step as one rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from openrlhf.learner.config import DsConfig, OptimConfig
+from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.learner.tensor_parallel import check_model, layer_specs
+from support.learner_models import make_batch, plain_logprobs, tiny_config
+from support.learner_ranks import RankResults, result
+from support.learner_shard_cases import SHARD_LAYOUTS
+
+RANK_CASES = {4: ["shard_layouts", "shard_exports", "shard_resume", "shard_mistakes"], 1: ["layouts"]}
+
+on_ranks = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
+
+
+def with_ranks(test: Any) -> Any:
+    for mark in on_ranks:
+        test = mark(test)
+    return test
+
+
+@with_ranks
+@pytest.mark.parametrize("layout", SHARD_LAYOUTS)
+def test_loss_and_gradients_are_those_of_one_rank(ranks: RankResults, layout: str) -> None:
+    want = result(ranks, "layouts", 1)[0]["stage0"]
+    for outcome in (of_rank[layout] for of_rank in result(ranks, "shard_layouts", 4)):
+        for name in ("policy_loss", "kl", "entropy_loss", "grad_norm"):
+            total, count = outcome["metrics"][name]
+            assert total / count == pytest.approx(want["metrics"][name][0] / want["metrics"][name][1], abs=1e-6), name
+        assert outcome["gradients"].keys() == want["gradients"].keys()
+        worst = {n: float((outcome["gradients"][n] - g).abs().max()) for n, g in want["gradients"].items()}
+        assert max(worst.values()) < 1e-6, worst
+
+
+@with_ranks
+@pytest.mark.parametrize("layout", SHARD_LAYOUTS)
+def test_new_weights_are_those_of_one_rank(ranks: RankResults, layout: str) -> None:
+    want = result(ranks, "layouts", 1)[0]["stage0"]["weights"]
+    got = result(ranks, "shard_layouts", 4)
+    assert got[0][layout]["weights"].keys() == want.keys()
+    assert all(got[rank][layout]["weights"] == {} for rank in (1, 2, 3))
+    assert max(float((got[0][layout]["weights"][n] - want[n]).abs().max()) for n in want) < 2e-5
+
+
+@with_ranks
+def test_every_hidden_matrix_is_cut(ranks: RankResults) -> None:
+    for of_rank in result(ranks, "shard_layouts", 4):
+        cut = of_rank["stage2"]["cut"]
+        assert len(cut) == 2 * 7
+        assert all("_proj.weight" in name for name in cut)
+
+
+@with_ranks
+@pytest.mark.parametrize("model", ["qwen3", "untied"])
+def test_stream_and_export_are_whole(ranks: RankResults, model: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    outcome = result(ranks, "shard_exports", 4)[0][model]
+    tensors = load_file(f"{outcome['path']}/model.safetensors")
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in outcome["stream"].items())
+    assert [(n, s) for n, s, _ in outcome["metadata"]] == [(n, tuple(t.shape)) for n, t in outcome["stream"].items()]
+    averages = load_file(f"{outcome['path']}/ema/model.safetensors")
+    for name, before in outcome["before"].items():
+        assert torch.allclose(averages[name], (before + outcome["stream"][name]) / 2, atol=1e-6), name
+    hf, batch = (
+        AutoModelForCausalLM.from_pretrained(outcome["path"], attn_implementation="eager"),
+        make_batch(3, seed=9),
+    )
+    with torch.no_grad():
+        logprobs, entropy = plain_logprobs(hf, batch)
+    assert float((outcome["logprobs"].logprobs - logprobs).abs().max()) < 1e-5
+    assert float((outcome["logprobs"].entropy - entropy).abs().max()) < 1e-5
+
+
+@with_ranks
+@pytest.mark.parametrize("offload", [False, True])
+def test_frozen_model_is_cut_too(ranks: RankResults, rank_folder: Path, offload: bool) -> None:
+    from transformers import AutoModelForCausalLM
+
+    hf = AutoModelForCausalLM.from_pretrained(rank_folder / "qwen3", attn_implementation="eager")
+    with torch.no_grad():
+        want, _ = plain_logprobs(hf, make_batch())
+    for outcome in result(ranks, "shard_exports", 4):
+        assert float((outcome[f"reference-{offload}"] - want).abs().max()) < 1e-5
+
+
+@with_ranks
+@pytest.mark.parametrize("case", ["0-policy", "2-critic"])
+def test_resumed_shards_equal_the_uninterrupted_ones(ranks: RankResults, case: str) -> None:
+    for outcome in (of_rank[case] for of_rank in result(ranks, "shard_resume", 4)):
+        assert outcome["metrics"]
+        assert outcome["weights"]
+        assert outcome["ema"]
+
+
+@with_ranks
+def test_different_samples_within_a_group_are_noticed(ranks: RankResults) -> None:
+    for messages in result(ranks, "shard_mistakes", 4):
+        assert "different samples" in messages["samples"]
+
+
+def spec(size: int = 2, optim: OptimConfig | None = OptimConfig(), **ds: Any) -> LearnerSpec:  # noqa: B008 (frozen)
+    ds = {"param_dtype": "fp32", "attn_implementation": "sdpa", "tensor_parallel_size": size} | ds
+    return LearnerSpec(role=Role.POLICY, model_path="m", ds=DsConfig(**ds), optim=optim)
+
+
+def test_zero_3_and_muon_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"--ds\.tensor_parallel_size 2 does not work with --ds\.zero_stage 3"):
+        spec(zero_stage=3)
+    with pytest.raises(ValueError, match=r"--ds\.tensor_parallel_size 2 does not work with --\*\.optim muon"):
+        spec(optim=OptimConfig(optim="muon"))
+
+
+@pytest.mark.parametrize(
+    ("arch", "size", "message"),
+    [
+        ("gpt2", 2, "no tensor-parallel plan for 'gpt2'"),
+        ("qwen3_moe", 2, "DeepSpeed cannot"),
+        ("qwen3", 4, "does not divide the 2 num_attention_heads"),
+    ],
+)
+def test_models_that_cannot_be_cut(arch: str, size: int, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"--ds\.tensor_parallel_size {size}.*{message}"):
+        check_model(spec(size), tiny_config(arch))
+
+
+def test_layers_of_a_plan() -> None:
+    plan = {
+        "layers.*.mlp.up_proj": "colwise",
+        "layers.*.q_norm": "replicated_with_grad_allreduce",
+        "e": "embedding_rowwise",
+    }
+    assert layer_specs(plan) == [
+        {"patterns": [r"(.*\.)?layers\.[0-9]+\.mlp\.up_proj\.weight$"], "partition_type": "column"},
+        {"patterns": [r"(.*\.)?layers\.[0-9]+\.q_norm\.weight$"], "partition_type": "skip", "grad_allreduce": True},
+    ]

@@ -1,0 +1,85 @@
+"""Measures what `plan` predicts: the bytes that a learner rank holds just before an optimiser step."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from openrlhf.core.config import PolicyLossConfig
+from openrlhf.learner.config import DsConfig, OptimConfig, TrainBatchConfig
+from openrlhf.learner.learner import Learner
+from openrlhf.learner.objective import PolicyObjective
+from openrlhf.learner.spec import LearnerSpec, Role
+from support.learner_models import make_batch
+from support.learner_ranks import Case
+
+OBJECTIVE = PolicyObjective(config=PolicyLossConfig(), detach_old=True)
+STAGES = (0, 1, 2, 3)
+
+QUICKSTART = {
+    "vocab_size": 261,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 192,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+"""The model of examples/quickstart, which trains it on two ranks."""
+
+
+def save_quickstart_model(path: Path) -> Path:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    Qwen3ForCausalLM(Qwen3Config(**QUICKSTART)).save_pretrained(path)  # pyright: ignore[reportArgumentType]
+    return path
+
+
+def held_bytes() -> int:
+    """Bytes of all tensors in this process, each storage once."""
+    gc.collect()
+    tensors: list[Any] = [o for o in gc.get_objects() if isinstance(o, torch.Tensor)]
+    tensors += [t.ds_tensor for t in tensors if hasattr(t, "ds_tensor")]
+    tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def held_memory(rank: int, world: int, folder: Path) -> dict[int, int]:
+    """ZeRO stage -> bytes of parameters, gradients and optimiser states, at the second step."""
+    model = folder / f"quickstart{rank}"
+    save_quickstart_model(model)
+    return {stage: _measure(model, stage) for stage in STAGES}
+
+
+def _measure(model: Path, stage: int) -> int:
+    batch = make_batch()
+    before = held_bytes()
+    learner = Learner(
+        LearnerSpec(
+            role=Role.POLICY,
+            model_path=str(model),
+            ds=DsConfig(zero_stage=stage, param_dtype="fp32", attn_implementation="sdpa"),
+            optim=OptimConfig(lr_scheduler="constant"),
+            batch=TrainBatchConfig(micro_batch_size=8),
+            max_optimizer_steps=10,
+        )
+    )
+    learner.update(batch, OBJECTIVE)
+    engine, found = learner._engine, []
+    take_step = engine.step
+
+    def step() -> tuple[bool, float]:
+        found.append(held_bytes() - before)
+        return take_step()
+
+    engine.step = step  # pyright: ignore[reportAttributeAccessIssue]
+    learner.update(batch, OBJECTIVE)
+    return found[-1]
+
+
+CASES: dict[str, Case] = {"held_memory": held_memory}
