@@ -94,7 +94,7 @@ def test_a_save_that_breaks_off_leaves_the_previous_one(
     learner = FullDisk()
     learner.part = part
     broken = run_in(tmp_path, ckpt__save_steps=2, learner=learner)
-    with pytest.raises(OSError, match="No space left|File exists"):
+    with pytest.raises(OSError, match=r"No space left|File exists"):
         broken.run()
     assert steps_in(tmp_path) == ["global_step2"]
     assert (tmp_path / "latest").read_text() == "global_step2\n"

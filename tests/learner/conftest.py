@@ -22,8 +22,5 @@ def rank_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def ranks(request: pytest.FixtureRequest, rank_folder: Path) -> RankResults:
-    """Results of all cases that the collected tests need, {(case, world size): [result of rank 0, ...]}.
-
-    Worlds of four are for tensor parallelism alone: DeepSpeed fixes its groups once per process.
-    """
+    """Results of all cases that the collected tests need, {(case, world size): [result of rank 0, ...]}."""
     return run_cases(needed_cases(request.session, "RANK_CASES"), rank_folder)

@@ -84,14 +84,17 @@ def _rank_main(rank: int, world: int, port: int, names: Sequence[str], folder: P
 
 
 def needed_cases(session: pytest.Session, attribute: str) -> dict[int, list[str]]:
-    """World size -> the cases that the modules of the collected tests name in `attribute`."""
+    """World size -> the cases that the modules of the collected tests name in `attribute`.
+
+    Those with tensor parallelism (`shard_...`) come last: DeepSpeed's groups stay for the life of a process.
+    """
     needed: dict[int, dict[str, None]] = {}
     for item in session.items:
         module = item.getparent(pytest.Module)
         wanted: Mapping[int, list[str]] = getattr(module.obj, attribute, {}) if module is not None else {}
         for world, names in wanted.items():
             needed.setdefault(world, {}).update(dict.fromkeys(names))
-    return {world: list(names) for world, names in sorted(needed.items())}
+    return {world: sorted(names, key=lambda n: n.startswith("shard_")) for world, names in sorted(needed.items())}
 
 
 def run_cases(

@@ -1,4 +1,4 @@
-"""Cases with tensor parallelism, two groups of two ranks each; run by `learner_ranks`."""
+"""Cases with tensor parallelism, in groups of two ranks; run by `learner_ranks`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from torch import Tensor
 
 from openrlhf.learner.config import ModelConfig
 from openrlhf.learner.learner import Learner
@@ -33,6 +35,24 @@ SHARD_LAYOUTS: dict[str, tuple[int, int, bool, int | None, list[int]]] = {
 def shard_spec(folder: Path, **changes: Any) -> LearnerSpec:
     spec = make_spec(folder, **changes)
     return replace(spec, ds=replace(spec.ds, tensor_parallel_size=SIZE))
+
+
+def check_step(by_rank: list[dict[str, Any]], want: dict[str, Any], layout: str) -> None:
+    """Metrics, whole gradients and new weights of every rank against those of one rank without shards."""
+    for rank, outcome in enumerate(of_rank[layout] for of_rank in by_rank):
+        for name in ("policy_loss", "kl", "entropy_loss", "grad_norm"):
+            got, expected = outcome["metrics"][name], want["metrics"][name]
+            assert got[0] / got[1] == pytest.approx(expected[0] / expected[1], abs=1e-6), name
+        assert largest_difference(outcome["gradients"], want["gradients"]) < 1e-6
+        if rank > 0:
+            assert outcome["weights"] == {}  # only rank 0 gets the stream
+        else:
+            assert largest_difference(outcome["weights"], want["weights"]) < 2e-5  # AdamW divides by tiny gradients
+
+
+def largest_difference(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
+    assert got.keys() == want.keys()
+    return max(float((got[n] - want[n]).abs().max()) for n in want)
 
 
 def shard_layouts(rank: int, world: int, folder: Path) -> dict[str, Any]:
