@@ -121,7 +121,7 @@ def test_layers_of_a_plan() -> None:
         "layers.*.q_norm": "replicated_with_grad_allreduce",
         "e": "embedding_rowwise",
     }
-    assert layer_specs(plan) == [
-        {"patterns": [r"(.*\.)?layers\.[0-9]+\.mlp\.up_proj\.weight$"], "partition_type": "column"},
-        {"patterns": [r"(.*\.)?layers\.[0-9]+\.q_norm\.weight$"], "partition_type": "skip", "grad_allreduce": True},
-    ]
+    matrix = {"patterns": [r"(.*\.)?layers\.[0-9]+\.mlp\.up_proj\.weight$"], "partition_type": "column"}
+    norm = {"patterns": [r"(.*\.)?layers\.[0-9]+\.q_norm\.weight$"], "partition_type": "skip", "grad_allreduce": True}
+    assert layer_specs(plan, trained=True) == [matrix, norm]
+    assert layer_specs(plan, trained=False) == [matrix]

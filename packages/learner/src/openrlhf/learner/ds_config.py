@@ -44,7 +44,10 @@ def deepspeed_config(
         config["tensor_parallel"] = {
             "autotp_size": ds.tensor_parallel_size,
             "vocab_parallel_lm_head": False,
-            "partition_config": {"use_default_specs": False, "layer_specs": layer_specs(tp_plan or {})},
+            "partition_config": {
+                "use_default_specs": False,
+                "layer_specs": layer_specs(tp_plan or {}, trained=spec.trained),
+            },
         }
     if ds.use_universal_ckpt:
         config["checkpoint"] = {"load_universal": True}

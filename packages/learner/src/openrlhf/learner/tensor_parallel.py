@@ -54,11 +54,13 @@ def check_model(spec: LearnerSpec, config: Any) -> None:
             raise ValueError(f"{flag} does not divide the {getattr(config, name)} {name} of {spec.model_path!r}")
 
 
-def layer_specs(plan: Mapping[str, str]) -> list[dict[str, Any]]:
+def layer_specs(plan: Mapping[str, str], *, trained: bool) -> list[dict[str, Any]]:
     """DeepSpeed's list of layers and cuts. plan: {"layers.*.mlp.up_proj": "colwise", ...}, relative to the backbone."""
-    return [
+    specs = [
         {"patterns": [_pattern(name)], **STYLES[style]} for name, style in sorted(plan.items()) if style not in WHOLE
     ]
+    # a frozen model has no gradients, and DeepSpeed would hook them
+    return specs if trained else [spec for spec in specs if "grad_allreduce" not in spec]
 
 
 def _pattern(name: str) -> str:
