@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from openrlhf.learner.config import DsConfig, OptimConfig
+from openrlhf.learner.config import DsConfig, LoraConfig, OptimConfig
 from openrlhf.learner.spec import LearnerSpec, Role
-from openrlhf.learner.tensor_parallel import check_model, layer_specs
+from openrlhf.learner.tensor_parallel import check_model, check_world, layer_specs
 from support.learner_models import make_batch, plain_logprobs, tiny_config
 from support.learner_ranks import RankResults, result
 from support.learner_shard_cases import SHARD_LAYOUTS, check_step
@@ -95,11 +95,13 @@ def spec(size: int = 2, optim: OptimConfig | None = OptimConfig(), **ds: Any) ->
     return LearnerSpec(role=Role.POLICY, model_path="m", ds=DsConfig(**ds), optim=optim)
 
 
-def test_zero_3_and_muon_are_refused() -> None:
+def test_zero_3_muon_and_adapters_are_refused() -> None:
     with pytest.raises(ValueError, match=r"--ds\.tensor_parallel_size 2 does not work with --ds\.zero_stage 3"):
         spec(zero_stage=3)
     with pytest.raises(ValueError, match=r"--ds\.tensor_parallel_size 2 does not work with --\*\.optim muon"):
         spec(optim=OptimConfig(optim="muon"))
+    with pytest.raises(ValueError, match=r"--ds\.tensor_parallel_size 2 does not work with --ds\.lora\.rank"):
+        spec(lora=LoraConfig(rank=4))
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,12 @@ def test_zero_3_and_muon_are_refused() -> None:
 def test_models_that_cannot_be_cut(arch: str, size: int, message: str) -> None:
     with pytest.raises(ValueError, match=rf"--ds\.tensor_parallel_size {size}.*{message}"):
         check_model(spec(size), tiny_config(arch))
+
+
+def test_ranks_that_are_no_whole_groups() -> None:
+    check_world(2, 4)
+    with pytest.raises(ValueError, match=r"--ds\.tensor_parallel_size 2 does not divide the 3 ranks"):
+        check_world(2, 3)
 
 
 def test_layers_of_a_plan() -> None:

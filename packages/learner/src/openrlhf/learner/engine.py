@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from openrlhf.learner.config import OptimConfig
@@ -18,7 +19,7 @@ from openrlhf.learner.optim import build_optimizer, check_optim
 from openrlhf.learner.packing import ModelInputs
 from openrlhf.learner.schedule import build_schedule
 from openrlhf.learner.spec import LearnerSpec
-from openrlhf.learner.tensor_parallel import TensorParallel
+from openrlhf.learner.tensor_parallel import TensorParallel, check_world
 
 
 class TrainingEngine:
@@ -106,6 +107,7 @@ def build_engine(spec: LearnerSpec, device: torch.device) -> TrainingEngine:
     config = deepspeed_config(spec, device_type=device.type)
     module = load_module(spec, config, device)
     if spec.tensor_parallel:
+        check_world(spec.ds.tensor_parallel_size, dist.get_world_size() if dist.is_initialized() else 1)
         config = deepspeed_config(spec, device_type=device.type, tp_plan=module.model.config.base_model_tp_plan)
     ds_engine = None
     if spec.trained or spec.zero3 or spec.tensor_parallel:

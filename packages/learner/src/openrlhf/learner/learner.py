@@ -254,7 +254,7 @@ class Learner:
         those are written.
         """
         if has_adapters(self.module):
-            export_adapters(self.module, path, tokenizer, base=self.spec.model_path)
+            export_adapters(self.module, self.tensor_parallel, path, tokenizer, base=self.spec.model_path)
         else:
             averages = None if self.ema is None else self.ema.full_state()
             export_hf(self.module, self.tensor_parallel, path, tokenizer, averages=averages)

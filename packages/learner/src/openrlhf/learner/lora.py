@@ -11,6 +11,7 @@ from torch import Tensor
 from openrlhf.learner.checkpoint_dir import replace_directory
 from openrlhf.learner.config import LoraConfig
 from openrlhf.learner.modules import LearnerModule
+from openrlhf.learner.tensor_parallel import TensorParallel
 from openrlhf.learner.weights import buckets
 
 ADAPTER = "default"
@@ -48,12 +49,14 @@ def has_adapters(module: LearnerModule) -> bool:
     return hasattr(module.model, "peft_config")
 
 
-def export_adapters(module: LearnerModule, path: str, tokenizer: Any, *, base: str) -> None:
+def export_adapters(
+    module: LearnerModule, tensor_parallel: TensorParallel, path: str, tokenizer: Any, *, base: str
+) -> None:
     """Write the adapters (and a scalar head) as a peft folder, atomically. Collective; rank 0 writes.
 
     base: the model that they belong to.
     """
-    state = adapter_state(module)
+    state = adapter_state(module, tensor_parallel)
     if not state:
         return
     from safetensors.torch import save_file
@@ -74,10 +77,10 @@ def export_adapters(module: LearnerModule, path: str, tokenizer: Any, *, base: s
             tokenizer.save_pretrained(str(folder))
 
 
-def adapter_state(module: LearnerModule) -> dict[str, Tensor]:
+def adapter_state(module: LearnerModule, tensor_parallel: TensorParallel) -> dict[str, Tensor]:
     """Adapters and head, whole and by peft's names, on rank 0; empty elsewhere. Collective."""
     state: dict[str, Tensor] = {}
-    for bucket in buckets(module, GATHER_BYTES, skip_frozen=True):
+    for bucket in buckets(module, tensor_parallel, GATHER_BYTES, skip_frozen=True):
         for name, tensor in bucket:
             state[_peft_name(module, name)] = tensor.detach().to("cpu", copy=True).contiguous()
     return state

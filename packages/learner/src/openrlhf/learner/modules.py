@@ -109,14 +109,12 @@ class LearnerModule(nn.Module):
             return
         backbone = self.model if self.head is not None else self.model.base_model
         positions = torch.arange(4, device=device).repeat(2)[None]
-        training = self.training
-        self.eval()  # no gradient checkpointing here
         states = []
-        for first in (1, 5):
-            tokens = torch.tensor([[*range(first, first + 4), 9, 10, 11, 12]], device=device)
-            outputs = backbone(input_ids=tokens, position_ids=positions, attention_mask=None, use_cache=False)
-            states.append(outputs.last_hidden_state[0, 4:].float())
-        self.train(training)
+        with evaluating(self):
+            for first in (1, 5):
+                tokens = torch.tensor([[*range(first, first + 4), 9, 10, 11, 12]], device=device)
+                outputs = backbone(input_ids=tokens, position_ids=positions, attention_mask=None, use_cache=False)
+                states.append(outputs.last_hidden_state[0, 4:].float())
         if float((states[0] - states[1]).abs().max()) > LEAK * float(states[0].abs().max()):
             raise ValueError(
                 f"{self.model.config.model_type!r} models mix the samples of a packed row: leave --ds.packing_samples "

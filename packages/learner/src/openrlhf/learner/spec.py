@@ -78,6 +78,8 @@ class LearnerSpec:
             raise ValueError(f"{flag} does not work with --ds.zero_stage 3, which cuts all parameters: leave one out")
         if self.optim is not None and self.optim.optim == "muon":
             raise ValueError(f"{flag} does not work with --*.optim muon, which needs whole matrices: use adam")
+        if self.ds.lora.rank > 0 or self.ds.load_in_4bit:
+            raise ValueError(f"{flag} does not work with --ds.lora.rank or --ds.load_in_4bit: leave one of them out")
 
     @property
     def trained(self) -> bool:

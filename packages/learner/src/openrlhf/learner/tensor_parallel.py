@@ -54,6 +54,12 @@ def check_model(spec: LearnerSpec, config: Any) -> None:
             raise ValueError(f"{flag} does not divide the {getattr(config, name)} {name} of {spec.model_path!r}")
 
 
+def check_world(size: int, ranks: int) -> None:
+    """ValueError when the ranks of the role are no whole number of groups."""
+    if ranks % size:
+        raise ValueError(f"--ds.tensor_parallel_size {size!r} does not divide the {ranks} ranks of this model")
+
+
 def layer_specs(plan: Mapping[str, str], *, trained: bool) -> list[dict[str, Any]]:
     """DeepSpeed's list of layers and cuts. plan: {"layers.*.mlp.up_proj": "colwise", ...}, relative to the backbone."""
     specs = [

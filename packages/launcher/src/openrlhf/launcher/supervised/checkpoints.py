@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from openrlhf.launcher.supervised.process import is_first
 from openrlhf.launcher.supervised_config import SupervisedCkptConfig
 from openrlhf.learner.checkpoint_dir import CheckpointStore
 from openrlhf.learner.learner import Learner
@@ -60,12 +61,12 @@ class SupervisedCheckpoints:
         collective = self._learner.collective
         if not self._config.disable_ds:
             pending = self._store.pending(progress.step)
-            if collective.rank == 0:
+            if is_first():
                 self._store.begin(progress.step)
             collective.barrier()
             self._learner.save_checkpoint(str(pending / "model"))
             collective.barrier()
-            if collective.rank == 0:
+            if is_first():
                 self._write_state(pending / "state", progress)
                 log.info("checkpoint %s", self._store.commit(progress.step, metric=metric))
             collective.barrier()
