@@ -29,7 +29,12 @@ def test_whole_dictionary_of_the_default_on_a_cpu() -> None:
         "gradient_accumulation_steps": 1,
         "steps_per_print": 10**9,
         "gradient_clipping": 1.0,
-        "zero_optimization": {"stage": 2, "overlap_comm": False, "contiguous_gradients": False},
+        "zero_optimization": {
+            "stage": 2,
+            "overlap_comm": False,
+            "contiguous_gradients": False,
+            "reduce_bucket_size": 2**22,
+        },
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }

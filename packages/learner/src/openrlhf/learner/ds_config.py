@@ -14,6 +14,10 @@ from openrlhf.learner.tensor_parallel import layer_specs
 NEVER = 10**9
 """DeepSpeed's own progress lines are never wanted."""
 
+CPU_BUCKET = 2**22
+"""Gradient elements that are reduced together on a CPU: 16 MiB stay near the caches, and pages are reused. DeepSpeed's
+500 million copy the whole gradient through fresh memory."""
+
 
 def deepspeed_config(
     spec: LearnerSpec, *, device_type: str, tp_plan: Mapping[str, str] | None = None
@@ -70,6 +74,8 @@ def _zero_section(spec: LearnerSpec, device_type: str) -> dict[str, Any]:
         "contiguous_gradients": ds.overlap_comm,
     }
     pin = device_type != "cpu"
+    if not pin:
+        zero["reduce_bucket_size"] = CPU_BUCKET
     if ds.zero_stage > 0 and spec.trained and ds.adam_offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": pin}
     if ds.zero_stage == 3:
