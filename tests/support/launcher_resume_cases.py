@@ -26,7 +26,7 @@ from support.learner_models import VOCAB
 from support.learner_ranks import Case
 from support.trainer_fakes import FakeLearner, FakeRun, fake_run
 
-PROMPTS, EPISODES, SAVE_STEPS = 4, 3, 2
+PROMPTS, EPISODES, SAVE_STEPS = 4, 3, 1
 UPDATES_PER_STEP = 2
 """Epochs over each rollout batch of two prompts; an episode is two steps, the run six."""
 
@@ -35,8 +35,8 @@ class Interrupted(Exception):  # noqa: N818  stands for a kill
     """The run ends here without warning."""
 
 
-INTERRUPTIONS = {"after-save": (2, 0), "mid-epoch": (4, 1), "episode-edge": (4, 0)}
-"""name -> (step, epoch) whose update never happens. Steps count from 0: 2 and 4 follow a save and an episode's end."""
+INTERRUPTIONS = {"after-save": (1, 0), "mid-epoch": (3, 1), "episode-edge": (4, 0)}
+"""name -> (step, epoch) whose update never happens, counted from 0. Steps 1 and 3 are inside an episode, 4 begins one."""
 
 
 def trajectories(handle: str) -> list[Trajectory]:
