@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from openrlhf.learner.config import AdamConfig, DsConfig, LoraConfig, MuonConfig, OptimConfig
+from openrlhf.learner.config import AdamConfig, DsConfig, MuonConfig, OptimConfig
 from openrlhf.learner.ds_config import deepspeed_config
 from openrlhf.learner.spec import LearnerSpec, Role
 
@@ -107,7 +107,6 @@ def test_deepspeed_never_clips_muon_nor_stage_0(stage: int) -> None:
         ({"attn_implementation": "auto"}, "--ds.attn_implementation"),
         ({"zero_stage": 4}, "--ds.zero_stage"),
         ({"load_in_4bit": True}, "--ds.load_in_4bit"),
-        ({"lora": LoraConfig(rank=8)}, "--ds.lora.rank"),
         ({"ring_attn_size": 2}, "--ds.ring_attn_size"),
     ],
 )

@@ -36,7 +36,7 @@ class Interrupted(Exception):  # noqa: N818  stands for a kill
 
 
 INTERRUPTIONS = {"after-save": (1, 0), "mid-epoch": (3, 1), "episode-edge": (4, 0)}
-"""name -> (step, epoch) whose update never happens, counted from 0. Steps 1 and 3 are inside an episode, 4 begins one."""
+"""name -> (step, epoch) whose update never happens, from 0. Steps 1 and 3 are inside an episode, 4 begins one."""
 
 
 def trajectories(handle: str) -> list[Trajectory]:
