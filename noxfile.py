@@ -15,10 +15,11 @@ from xml.etree import ElementTree
 import nox
 
 ROOT = Path(__file__).parent
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
 
 from interpreters import find_interpreter, has_cpu_torch  # noqa: E402
 from set_up import VENV, uv_environment, uv_install  # noqa: E402
+from support.mini_slurm import missing_for_slurm  # noqa: E402
 
 # What each package needs of this repository, itself first; extras only where the package's own tests use them.
 SOURCES = {
@@ -49,6 +50,7 @@ nox.options.sessions = [
     "floor",
     "wheels",
     "e2e",
+    "slurm",
     "summary",
 ]
 
@@ -94,8 +96,10 @@ def e2e(session: nox.Session) -> None:
 
 @nox.session
 def slurm(session: nox.Session) -> None:
-    """Jobs on a real Slurm of three nodes on this machine; skipped without root or Debian's slurm-wlm and munge."""
-    session.run("python", "-m", "pytest", *(session.posargs or ["tests/slurm"]))
+    """Runs on a real Slurm of three nodes on this machine; skipped without root or Debian's slurm-wlm and munge."""
+    if reason := missing_for_slurm():
+        session.skip(reason)
+    run_pytest(session, "slurm", *(session.posargs or ["tests/slurm"]))
 
 
 @nox.session

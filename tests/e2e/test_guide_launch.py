@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from openrlhf.launcher.ray.setup_commands import PLUGINS_VARIABLE
 from support.stack_runs import make_workspace
 from support.tiny_models import tiny_qwen3
 
@@ -87,6 +88,7 @@ def running_ray() -> Iterator[dict[str, str]]:
     port, dashboard = free_ports(2)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_ADDRESS", "RAY_AUTH"))}
     env |= {"RAY_TMPDIR": folder, "RAY_AUTH_MODE": "disabled", "RAY_raylet_start_wait_time_s": "120"}
+    env[PLUGINS_VARIABLE] = json.dumps([{"class": "openrlhf.launcher.ray.setup_commands.SetupCommands"}])
     start = f"""{BIN}/ray start --head --num-gpus 8 --num-cpus 16 --port {port} --dashboard-port {dashboard}
       --dashboard-agent-listen-port 0 --temp-dir {folder}/ray --object-store-memory 300000000 --disable-usage-stats"""
     subprocess.run(shlex.split(start), env=env, check=True, capture_output=True, timeout=300)
@@ -106,10 +108,13 @@ def _environment(entry: Path) -> list[bytes]:
 
 def test_quick_launch_as_a_ray_job(running_ray: dict[str, str], tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path, tiny_qwen3(tmp_path / "tiny"), prompts=8)
-    places = {"MODEL": workspace.model, "REWARD": str(workspace.path / "reward.py")}
-    places |= {"PROMPTS": str(workspace.path / "prompts.jsonl"), "OUT": str(tmp_path / "out")}
+    places = {"MODEL": workspace.model, "REWARD": "reward.py"}  # relative to the job's working_dir
+    places |= {"PROMPTS": "prompts.jsonl", "OUT": str(tmp_path / "out")}
     flags = [places.get(word, word) for word in QUICK_LAUNCH.split()]
-    submit = [f"{BIN}/ray", "job", "submit", "--", sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *flags]
+    commands = [f"sleep 1; echo $PWD >> {tmp_path}/set_up", "touch made_by_setup_commands"]
+    runtime_env = json.dumps({"working_dir": str(workspace.path), "setup_commands": commands})
+    submit = [f"{BIN}/ray", "job", "submit", "--runtime-env-json", runtime_env, "--"]
+    submit += [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *flags]
     done = subprocess.run(submit, env=running_ray, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "step 2 " in done.stdout
@@ -118,4 +123,6 @@ def test_quick_launch_as_a_ray_job(running_ray: dict[str, str], tmp_path: Path) 
     for option in ("vllm.gpu_memory_utilization", "vllm.enforce_eager"):
         assert f"no GPU: --{option} " in done.stdout
     assert "Started a local Ray" not in done.stdout
+    (unpacked,) = (tmp_path / "set_up").read_text().split()  # once, for the driver and all workers
+    assert (Path(unpacked) / "made_by_setup_commands").exists()
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "qwen3"

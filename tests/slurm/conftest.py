@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-MINISLURM = Path(__file__).parents[1] / "support" / "minislurm.sh"
-MS_DIR = "/tmp/openrlhf-minislurm"
+from support.mini_slurm import MiniSlurm, missing_for_slurm, search_path
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Path]:
+def cluster() -> Iterator[MiniSlurm]:
     """Bring the cluster up and point this process at it; take it down at the end."""
-    if os.geteuid() != 0:
-        pytest.skip("the mini-cluster makes network namespaces: it needs root")
-    missing = [
-        name for name in ("slurmctld", "slurmd", "munged", "ip") if not shutil.which(name, path=path_with_sbin())
-    ]
-    if missing:
-        pytest.skip(f"missing {', '.join(missing)}: apt-get install slurm-wlm munge iproute2")
-    environ = os.environ | {"MS_DIR": MS_DIR, "PATH": path_with_sbin()}
-    subprocess.run(["bash", str(MINISLURM), "up"], env=environ, check=True, timeout=120)
-    os.environ["SLURM_CONF"] = f"{MS_DIR}/etc/slurm.conf"
-    yield Path(MS_DIR)
-    subprocess.run(["bash", str(MINISLURM), "down"], env=environ, check=True, timeout=120)
-    del os.environ["SLURM_CONF"]
-
-
-def path_with_sbin() -> str:
-    return f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    if reason := missing_for_slurm():
+        pytest.skip(reason)
+    cluster = MiniSlurm()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(cluster.configuration))
+        patch.setenv("PATH", search_path())
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("HOME", os.environ["HOME"])
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +49,9 @@ def train_ppo(config: TrainPPOConfig) -> int:
 def _run(config: TrainPPOConfig) -> RunSummary:
     from openrlhf.launcher.preflight import prepare
     from openrlhf.launcher.ray.cluster import connect
+    from openrlhf.launcher.ray.setup_commands import check_setup_commands
 
+    check_setup_commands(os.environ)
     prepared = prepare(config)
     cluster = connect()
     try:

@@ -35,7 +35,7 @@ class Finding:
 
 
 def packages(installed: Mapping[str, str]) -> list[Finding]:
-    """Which distributions are there. installed: lower-case name -> version."""
+    """Which distributions are there. installed: normalised name -> version."""
     found = [Finding(level="ok", what=f"{name} {installed[name]}") for name in (*OURS, *NEEDED) if name in installed]
     for name in (*OURS, *NEEDED):
         if name not in installed:
@@ -55,12 +55,13 @@ def packages(installed: Mapping[str, str]) -> list[Finding]:
 def versions(installed: Mapping[str, str], requirements: Mapping[str, Sequence[str]]) -> list[Finding]:
     """Installed versions that one of our packages forbids. requirements: package -> its `Requires-Dist` lines."""
     from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 
     found = []
     for package, lines in requirements.items():
         for line in lines:
             wanted = Requirement(line)
-            have = installed.get(wanted.name.lower())
+            have = installed.get(canonicalize_name(wanted.name))
             if have is None or (wanted.marker is not None and not wanted.marker.evaluate({"extra": ""})):
                 continue
             if not wanted.specifier.contains(have, prereleases=True):
@@ -70,11 +71,14 @@ def versions(installed: Mapping[str, str], requirements: Mapping[str, Sequence[s
     return found
 
 
-def foreign_openrlhf(installed: Mapping[str, str], path: Sequence[str], working_dir: Path) -> list[Finding]:
-    """Another project's `openrlhf`: installed, or a clone whose folder hides our namespace package."""
+def foreign_openrlhf(root: tuple[str, Sequence[str]] | None, path: Sequence[str], working_dir: Path) -> list[Finding]:
+    """Another project's `openrlhf`: installed, or a clone whose folder hides our namespace package.
+
+    root: version and `Requires-Dist` lines of the distribution `openrlhf`; ours depends on openrlhf-launcher.
+    """
     found = []
-    if "openrlhf" in installed and not installed["openrlhf"].startswith("0.1"):
-        what = f"the distribution openrlhf {installed['openrlhf']} is another project's"
+    if root is not None and not any(line.startswith("openrlhf-launcher") for line in root[1]):
+        what = f"the distribution openrlhf {root[0]} is another project's"
         found.append(Finding(level="error", what=what, fix="pip uninstall openrlhf, then install our packages again"))
     for folder in dict.fromkeys([working_dir, *(Path(entry or working_dir) for entry in path)]):
         if (folder / "openrlhf" / "__init__.py").is_file():
@@ -159,9 +163,12 @@ def slurm_programs(which: Mapping[str, str | None]) -> list[Finding]:
 
 def examine() -> list[Finding]:
     """All checks on this machine."""
+    from packaging.utils import canonicalize_name
+
     from openrlhf.launcher.machine import detect_machine
 
-    installed = {d.metadata["Name"].lower(): d.version for d in metadata.distributions()}
+    installed = {str(canonicalize_name(d.metadata["Name"])): d.version for d in metadata.distributions()}
+    root = (installed["openrlhf"], metadata.requires("openrlhf") or []) if "openrlhf" in installed else None
     requirements = {name: metadata.requires(name) or [] for name in OURS if name in installed}
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     gpus = detect_machine({}).gpus
@@ -171,7 +178,7 @@ def examine() -> list[Finding]:
         Finding(level="ok", what=f"Python {sys.version.split()[0]}"),
         *packages(installed),
         *versions(installed, requirements),
-        *foreign_openrlhf(installed, sys.path, Path.cwd()),
+        *foreign_openrlhf(root, sys.path, Path.cwd()),
         *accelerators(gpus - amd, amd, os.environ),
         *limits(soft, hard, shm),
         *ray_surroundings(os.environ, Path.home(), port_taken(AGENT_PORT)),

@@ -57,6 +57,11 @@ class Line:
         line, self._buffer = self._buffer.split(b"\n", 1)
         return json.loads(line)
 
+    @property
+    def has_message(self) -> bool:
+        """Whether `receive` would return at once: a selector sees only what has not been read yet."""
+        return b"\n" in self._buffer
+
     def close(self) -> None:
         """Close the connection; the other side sees it."""
         self._socket.close()
@@ -79,6 +84,7 @@ class Head:
         self._selector.register(self._server, selectors.EVENT_READ)
         self.lines: dict[int, Line] = {}
         self.lost: dict[str, str] = {}
+        self._silent: set[int] = set()
 
     @property
     def missing(self) -> list[str]:
@@ -92,6 +98,22 @@ class Head:
                 self._accept(welcome())
             else:
                 self._read(key.data)
+
+    def probe(self, seconds: float) -> None:
+        """Ask every node whether it is there; one that does not answer within `seconds` is lost."""
+        deadline = time.monotonic() + seconds
+        for index, line in self.lines.items():
+            if line.peer not in self.lost:
+                self._silent.add(index)
+                with contextlib.suppress(OSError):  # the selector tells
+                    line.send(ping=True)
+        while self._silent and (left := deadline - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left):
+                if key.fileobj is not self._server:
+                    self._read(key.data)
+        for index in self._silent:
+            self.lost.setdefault(self.lines[index].peer, f"it did not answer for {seconds:.0f} s")
+        self._silent.clear()
 
     def end(self) -> None:
         """Tell all nodes that the run is over, and close."""
@@ -131,13 +153,16 @@ class Head:
         line = self.lines[index]
         try:
             message = line.receive(GREETING_TIMEOUT)
+            while message is not None and message.get("pong"):
+                self._silent.discard(index)
+                message = line.receive(0) if line.has_message else None
+            why = "" if message is None else str(message.get("failed", message))
         except OSError as error:
-            self.lost.setdefault(line.peer, str(error))
-        else:
-            if message is None:
-                return
-            self.lost.setdefault(line.peer, str(message.get("failed", message)))
-        self._selector.unregister(line.socket)
+            why = str(error)
+        if why:
+            self._silent.discard(index)
+            self.lost.setdefault(line.peer, why)
+            self._selector.unregister(line.socket)
 
 
 def proof(token: str, side: str, nonce: str) -> str:

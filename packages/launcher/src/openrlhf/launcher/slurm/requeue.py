@@ -55,3 +55,9 @@ def requeue(job_id: int) -> None:
     """Put the job back into the queue now; Slurm then ends its processes. Does nothing where `scontrol` is missing."""
     if shutil.which("scontrol") is not None:
         subprocess.run(["scontrol", "requeue", str(job_id)], timeout=60, check=False)
+
+
+def forbid_requeue(job_id: int) -> None:
+    """Tell Slurm not to start the job again on its own, as it does after the loss of a node."""
+    if shutil.which("scontrol") is not None:
+        subprocess.run(["scontrol", "update", f"JobId={job_id}", "Requeue=0"], timeout=60, check=False)

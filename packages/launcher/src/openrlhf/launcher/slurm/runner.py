@@ -27,6 +27,7 @@ from openrlhf.launcher.slurm.requeue import (
     REQUEUE_EXIT,
     Decision,
     decide,
+    forbid_requeue,
     newest_step,
     requeue,
     was_preempted,
@@ -39,6 +40,8 @@ LOST_EXIT = 91
 POLL = 0.2
 WARN_AGAIN = 10.0
 """Seconds between two warnings of a trainer that may not have been listening yet."""
+PROBE_SECONDS = 5.0
+"""For the other nodes to answer when the trainer has failed: a lost node may be why."""
 END_SECONDS = 2.0
 """For an orderly end of the trainer after TERM; Slurm's KillWait may leave us five seconds in all."""
 
@@ -175,11 +178,14 @@ class HeadRun:
     def _poll(self) -> None:
         self.head.poll(POLL, lambda: {"address": self.address})
         self.runner.check_end()
-        for name, why in self.head.lost.items():
-            self._lost(f"{name} left the run: {why}")
+        self._check_nodes()
         code = self.ray.poll()
         if code is not None:
             self._lost(f"Ray on the head ended with {code}")
+
+    def _check_nodes(self) -> None:
+        for name, why in self.head.lost.items():
+            self._lost(f"{name} left the run: {why}")
 
     def _lost(self, why: str) -> None:
         if self.trainer is None:
@@ -188,6 +194,8 @@ class HeadRun:
         verb = "requeue" if decision.requeue else "no requeue"
         if decision.requeue:
             requeue(self.here.job_id)  # srun ends with the highest status, which may be the lost node's
+        else:
+            forbid_requeue(self.here.job_id)
         raise EndedError(REQUEUE_EXIT if decision.requeue else LOST_EXIT, f"{why}; {verb}: {decision.reason}")
 
     def _wait_for_nodes(self) -> None:
@@ -223,6 +231,9 @@ class HeadRun:
                 self.trainer.send_signal(signal.SIGUSR1)
         self.runner.check_end()
         if warned_at is None or code not in (REQUEUE_EXIT, -signal.SIGUSR1):
+            if code:
+                self.head.probe(PROBE_SECONDS)
+                self._check_nodes()
             return code if code >= 0 else 128 - code
         decision = self._decide()
         self.runner.say(f"{'requeue' if decision.requeue else 'no requeue'}: {decision.reason}")
@@ -288,6 +299,8 @@ class WorkerRun:
                 message = line.receive(POLL)
                 if message is not None and message.get("end"):
                     return 0
+                if message is not None and message.get("ping"):
+                    line.send(pong=True)
         except ConnectionError as error:
             raise EndedError(LOST_EXIT, f"the head is gone ({error}): leaving") from None
         finally:

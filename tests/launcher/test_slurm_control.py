@@ -1,0 +1,131 @@
+"""The line between the head and the other nodes of a run."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from openrlhf.launcher.slurm.control import Head, Line, find_head
+
+NODES = ("n0", "n1", "n2")
+ADDRESS = "10.0.0.1:6379"
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def head(port: int) -> Iterator[Head]:
+    head = Head(port, "secret", NODES)
+    yield head
+    head.end()
+
+
+Join = Callable[[int], Line]
+
+
+@pytest.fixture
+def join(head: Head, port: int) -> Iterator[Join]:
+    """Lets node `index` greet the head; its end of the line."""
+    lines: list[Line] = []
+
+    def greet(index: int) -> None:
+        line, welcome = find_head(lambda: ["127.0.0.1"], [port], "secret", index, 20)
+        lines.append(line)
+        assert welcome == {"address": ADDRESS}
+
+    def join(index: int) -> Line:
+        run_beside(lambda: greet(index), lambda: poll(head))
+        return lines[-1]
+
+    yield join
+    for line in lines:
+        line.close()
+
+
+def run_beside(work: Callable[[], object], here: Callable[[], object]) -> None:
+    """`work` in a thread, `here` again and again until it is done."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    while thread.is_alive():
+        here()
+    thread.join()
+
+
+def poll(head: Head) -> None:
+    head.poll(0.05, lambda: {"address": ADDRESS})
+
+
+def answer(line: Line) -> None:
+    message = line.receive(10)
+    assert message == {"ping": True}
+    line.send(pong=True)
+
+
+def test_nodes_come_and_leave(head: Head, join: Join) -> None:
+    assert head.missing == ["n1", "n2"]
+    first = join(1)
+    assert head.missing == ["n2"]
+    second = join(2)
+    assert head.missing == []
+    first.close()
+    second.send(failed="its Ray ended with 1")
+    for _ in range(3):
+        poll(head)
+    assert head.lost == {"n1": "n1 closed the connection", "n2": "its Ray ended with 1"}
+
+
+def test_the_end_is_told(head: Head, join: Join) -> None:
+    line = join(1)
+    head.end()
+    assert line.receive(5) == {"end": True}
+    with pytest.raises(ConnectionError, match="the head closed the connection"):
+        line.receive(5)
+
+
+def test_another_job_s_node_is_turned_away(head: Head, port: int) -> None:
+    refusals: list[TimeoutError] = []
+
+    def call() -> None:
+        try:
+            find_head(lambda: ["127.0.0.1"], [port], "other", 1, 1.0)
+        except TimeoutError as error:
+            refusals.append(error)
+
+    run_beside(call, lambda: poll(head))
+    assert "the head did not answer within 1 s (at 127.0.0.1" in str(refusals[0])
+    assert head.missing == ["n1", "n2"]
+
+
+def test_probe_finds_the_silent_node(head: Head, join: Join) -> None:
+    first, _ = join(1), join(2)
+    began = time.monotonic()
+    run_beside(lambda: answer(first), lambda: head.probe(1.0))
+    assert head.lost == {"n2": "it did not answer for 1 s"}
+    assert time.monotonic() - began < 5
+
+
+def test_probe_is_over_when_all_have_answered(head: Head, join: Join) -> None:
+    line = join(1)
+    began = time.monotonic()
+    thread = threading.Thread(target=answer, args=(line,))
+    thread.start()
+    head.probe(30.0)
+    thread.join()
+    assert head.lost == {}
+    assert time.monotonic() - began < 10
+
+
+def test_what_came_with_an_answer_is_read_too(head: Head, join: Join) -> None:
+    line = join(1)
+    line.socket.sendall(b'{"pong": true}\n{"failed": "its Ray ended with 7"}\n')
+    poll(head)
+    assert head.lost == {"n1": "its Ray ended with 7"}
