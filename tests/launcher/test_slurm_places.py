@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from openrlhf.launcher.machine import detect_machine
+from openrlhf.launcher.parsing import parse_train_ppo
+from openrlhf.launcher.ray.devices import local_device_index
+from openrlhf.launcher.resolve import resolve
+from openrlhf.launcher.rules import check_rules
 from openrlhf.launcher.slurm.addresses import join_port, pick_address
 from openrlhf.launcher.slurm.allocation import read_allocation
 from openrlhf.launcher.slurm.folders import TempDir, choose_temp_dir, remove_abandoned
@@ -127,6 +132,26 @@ def test_allocation_reads_resources() -> None:
     )
     assert (view.cpus, view.gpus, view.restarts) == (4, 2, 1)
     assert read_allocation(BASE, detected_gpus=8).gpus == 8
+
+
+def test_a_non_contiguous_allocation_is_used_as_it_is_b096(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    for i in range(8):
+        (tmp_path / "dev" / f"nvidia{i}").touch()
+    environ = BASE | {"CUDA_VISIBLE_DEVICES": "2,5,7"}
+    machine = detect_machine(environ, tmp_path)
+    assert read_allocation(environ, detected_gpus=machine.gpus).gpus == 3
+    workers = [
+        local_device_index([device], environ | {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"})
+        for device in ("2", "5", "7")
+    ]
+    assert workers == [0, 1, 2]
+    flags = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "p", "--reward.remote_url", "r.py"]
+    for asked, said in ((3, []), (4, ["--actor.num_gpus_per_node 3 or less"])):
+        config, _ = resolve(parse_train_ppo([*flags, "--actor.num_gpus_per_node", str(asked)]), machine)
+        found = [str(v) for v in check_rules(config, machine) if "a node has" in str(v)]
+        assert len(found) == len(said)
+        assert all(part in line for part, line in zip(said, found, strict=True))
 
 
 @pytest.mark.parametrize(

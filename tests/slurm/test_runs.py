@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,7 @@ def test_arguments_environment_and_exit_status_b105_b107(neighbours: tuple[Desk,
     state = desk.end(short)
     assert (state.state, state.exit_code) == ("FAILED", 17)
     seen = json.loads((desk.folder / "seen.json").read_text())
-    assert [
-        value for name, value in zip(seen["flags"], seen["flags"][1:], strict=False) if name.endswith("run_name")
-    ] == NASTY
+    assert [value for name, value in pairwise(seen["flags"]) if name.endswith("run_name")] == NASTY
     for worker in seen["workers"]:
         assert {name: worker[name] for name in ENVIRONMENT} == ENVIRONMENT
     assert left_over(short) == []

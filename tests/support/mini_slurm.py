@@ -156,6 +156,10 @@ class MiniSlurm:
         process.kill()
         process.wait()
 
+    def is_up(self, name: str) -> bool:
+        """Whether the node runs."""
+        return name in self._nodes
+
     def idle_nodes(self) -> int:
         """How many nodes could run a job now."""
         shown = self.run("sinfo", "-h", "-p", "debug", "-t", "idle", "-o", "%D", check=False)

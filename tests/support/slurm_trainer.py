@@ -13,6 +13,7 @@ import shlex
 import signal
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 NAMES = ("HF_HOME", "NCCL_DEBUG", "TOKENIZERS_PARALLELISM", "RAY_DEDUP_LOGS", "CUDA_VISIBLE_DEVICES")
@@ -47,7 +48,7 @@ def count(file: str, last: str, flags: list[str]) -> int:
     """Checkpoints are folders below --ckpt.path; every second step is saved."""
     warned: list[int] = []
     signal.signal(signal.SIGUSR1, lambda signum, frame: warned.append(signum))
-    root = Path(flags[flags.index("--ckpt.path") + 1])
+    root = Path([value for name, value in pairwise(flags) if name == "--ckpt.path"][-1])  # the last one wins
     root.mkdir(parents=True, exist_ok=True)
     saved = [int(p.name.removeprefix("global_step")) for p in root.glob("global_step*")]
     step = max(saved, default=0) if "--ckpt.load_enable" in flags else 0

@@ -1,0 +1,136 @@
+"""The trainer itself on two nodes of a real Slurm: engines and ranks on both."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("submitit")
+
+from support.slurm_runs import Desk, left_over, scancel, until
+from support.stack_runs import make_workspace
+from support.tiny_models import tiny_qwen3
+
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.xdist_group("slurm"),
+    pytest.mark.timeout(3000),
+    pytest.mark.usefixtures("cluster"),
+]
+
+NODES = ("--nodes", "2", "--cpus-per-task", "4")
+SPREAD = ["--actor.num_nodes", "2", "--actor.num_gpus_per_node", "1", "--vllm.num_engines", "2"]
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
+
+
+def metrics_of(board: Path) -> list[dict[str, Any]]:
+    """What a run logged by step, without what the clock says."""
+    (file,) = board.rglob("metrics.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "time" and not k.startswith("timing/")} for row in rows]
+
+
+def test_ranks_and_engines_on_two_nodes(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    workspace = make_workspace(tmp_path / "work", tiny_qwen3(tmp_path / "tiny"), prompts=8)
+    flags = [*workspace.flags, *SPREAD, "--logger.tensorboard_dir", str(tmp_path / "board")]
+    done = desk.launch("slurm", *NODES, "--wait", "--", *flags, timeout=900, check=False)
+    job = done.stdout.split()[1]
+    print(done.stdout, done.stderr, desk.log(job), desk.log(job, 1))
+    assert done.returncode == 0
+    assert "COMPLETED" in done.stderr
+    rows = [row for row in metrics_of(tmp_path / "board") if "train/reward" in row]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert max(row["rollout/sync_error"] for row in rows) < 1e-4
+    assert json.loads((workspace.path / "model_out" / "config.json").read_text())["model_type"] == "qwen3"
+    assert left_over(job) == []
+
+
+class Quickstart:
+    """The quickstart's task in a folder: one warm start for all runs, which differ in where they run only."""
+
+    def __init__(self, folder: Path) -> None:
+        sys.path.insert(0, str(QUICKSTART))
+        import run
+
+        self.folder, self.script = folder, run
+        self.paths = run.Paths(output=folder, seed=1)
+        self.train, self.held_out = run.prepare(self.paths, 40)
+
+    def flags(self, name: str, *extra: str) -> list[str]:
+        """Flags of a run with two ranks and two engines and everything it writes in `name`."""
+        own = ["--vllm.num_engines", "2", "--logger.tensorboard_dir", str(self.folder / name / "board")]
+        own += ["--ckpt.path", str(self.folder / name / "checkpoints"), "--ckpt.save_steps", "15"]
+        own += ["--ckpt.output_dir", str(self.folder / name / "model"), *extra]
+        return self.script.train_command(self.paths, self.train, self.held_out, own)[3:]
+
+    def accuracy(self, name: str) -> float:
+        return self.script.judge(self.folder / name / "model", self.held_out)
+
+    def metrics(self, name: str) -> list[dict[str, Any]]:
+        return metrics_of(self.folder / name / "board")
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Quickstart:
+    """With a run on this machine, which the others must equal."""
+    quickstart = Quickstart(tmp_path_factory.mktemp("quickstart"))
+    command = [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *quickstart.flags("local")]
+    environ = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False, env=environ)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    before = quickstart.script.judge(quickstart.paths.warm_start, quickstart.held_out)
+    print(f"accuracy before {before:.3f}, after 40 steps here {quickstart.accuracy('local'):.3f}")
+    return quickstart
+
+
+@pytest.mark.proof
+def test_the_quickstart_on_two_nodes_equals_the_local_run(quickstart: Quickstart, tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    flags = quickstart.flags("slurm", "--actor.num_nodes", "2", "--actor.num_gpus_per_node", "1")
+    done = desk.launch("slurm", *NODES, "--wait", "--", *flags, timeout=1500, check=False)
+    job = done.stdout.split()[1]
+    print(done.stderr, desk.log(job)[-5000:])
+    assert done.returncode == 0
+    here, there = quickstart.metrics("local"), quickstart.metrics("slurm")
+    assert len([row for row in there if "train/reward" in row]) == 40
+    assert there == here
+    assert quickstart.accuracy("slurm") == quickstart.accuracy("local") >= 0.75
+    assert left_over(job) == []
+
+
+@pytest.mark.proof
+def test_a_warned_run_resumes_bit_for_bit(quickstart: Quickstart, tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    flags = quickstart.flags("warned", "--actor.num_nodes", "2", "--actor.num_gpus_per_node", "1")
+    job = desk.launch("slurm", *NODES, "--parsable", "--", *flags).stdout.strip()
+    until(lambda: "step 6 " in desk.log(job), 900, "sixth step")
+    scancel("--signal=USR2", job)
+    state = desk.end(job)
+    assert (state.state, state.exit_code, state.restarts) == ("COMPLETED", 0, 1)
+    assert "resumed from" in desk.log(job)
+    assert quickstart.metrics("warned") == quickstart.metrics("local")
+    for name in ("local", "warned"):
+        assert (quickstart.folder / name / "model" / "model.safetensors").is_file()
+    read = [(quickstart.folder / name / "model" / "model.safetensors").read_bytes() for name in ("local", "warned")]
+    assert read[0] == read[1]
+    assert left_over(job) == []
+
+
+@pytest.mark.proof
+def test_a_failing_trainer_fails_the_job_with_its_status(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    workspace = make_workspace(tmp_path / "work", tiny_qwen3(tmp_path / "tiny"), reward="def reward_func(): 1/0\n")
+    done = desk.launch("slurm", *NODES, "--wait", "--", *workspace.flags, *SPREAD, timeout=900, check=False)
+    job = done.stdout.split()[1]
+    assert done.returncode == 1
+    assert "reward_func" in desk.log(job)
+    assert left_over(job) == []
+    shutil.rmtree(workspace.path)
