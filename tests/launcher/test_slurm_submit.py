@@ -70,6 +70,17 @@ def test_mistakes_in_the_trainer_s_flags_stop_the_submission(capsys: pytest.Capt
     assert "--rollout.batch_size" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("gpus", [["--gpus-per-node", "h100:4"], ["--gres", "gpu:h100:4"]])
+def test_rules_are_checked_where_the_gpus_are_known(gpus: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("submitit")
+    flags = [*FLAGS, "--vllm.num_engines", "4", "--algo.advantage.estimator", "reinforce", "--algo.kl.init_coef", "0"]
+    flags += ["--rollout.n_samples_per_prompt", "1", "--actor.num_gpus_per_node"]
+    assert main([*gpus, "--dry-run", "--", *flags, "8"]) == 2
+    assert "--actor.num_gpus_per_node 4 or less" in capsys.readouterr().err
+    assert main(["--dry-run", "--", *flags, "8"]) == 0
+    assert main([*gpus, "--nodes", "2", "--dry-run", "--", *flags, "4"]) == 0
+
+
 def test_spec_names_no_checkpoint_b103() -> None:
     spec = make_spec(options(), [*FLAGS, "--ckpt.path", "/c"])
     assert spec.command == (sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *FLAGS, "--ckpt.path", "/c")

@@ -27,6 +27,7 @@ pytestmark = [
 
 NODES = ("--nodes", "2", "--cpus-per-task", "4")
 SPREAD = ["--actor.num_nodes", "2", "--actor.num_gpus_per_node", "1", "--vllm.num_engines", "2"]
+SMALL = ["--rollout.micro_batch_size", "8", "--train.micro_batch_size", "8"]
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 
 
@@ -40,7 +41,7 @@ def metrics_of(board: Path) -> list[dict[str, Any]]:
 def test_ranks_and_engines_on_two_nodes(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     workspace = make_workspace(tmp_path / "work", tiny_qwen3(tmp_path / "tiny"), prompts=8)
-    flags = [*workspace.flags, *SPREAD, "--logger.tensorboard_dir", str(tmp_path / "board")]
+    flags = [*workspace.flags, *SPREAD, *SMALL, "--logger.tensorboard_dir", str(tmp_path / "board")]
     done = desk.launch("slurm", *NODES, "--wait", "--", *flags, timeout=900, check=False)
     job = done.stdout.split()[1]
     print(done.stdout, done.stderr, desk.log(job), desk.log(job, 1))
@@ -128,7 +129,7 @@ def test_a_warned_run_resumes_bit_for_bit(quickstart: Quickstart, tmp_path: Path
 def test_a_failing_trainer_fails_the_job_with_its_status(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     workspace = make_workspace(tmp_path / "work", tiny_qwen3(tmp_path / "tiny"), reward="def reward_func(): 1/0\n")
-    done = desk.launch("slurm", *NODES, "--wait", "--", *workspace.flags, *SPREAD, timeout=900, check=False)
+    done = desk.launch("slurm", *NODES, "--wait", "--", *workspace.flags, *SPREAD, *SMALL, timeout=900, check=False)
     job = done.stdout.split()[1]
     assert done.returncode == 1
     assert "reward_func" in desk.log(job)

@@ -34,8 +34,10 @@ class Desk:
 
     @property
     def flags(self) -> list[str]:
-        """Flags of the trainer that need nothing to exist."""
+        """Flags that fit together for one GPU; nothing that they name exists."""
         flags = {"actor.model_name_or_path": "m", "data.prompt_dataset": "p", "reward.remote_url": "r.py"}
+        flags |= {"vllm.num_engines": "1", "actor.num_gpus_per_node": "1", "algo.kl.init_coef": "0"}
+        flags |= {"algo.advantage.estimator": "reinforce", "rollout.n_samples_per_prompt": "1"}
         flags["ckpt.path"] = str(self.folder / "checkpoints")
         return [word for name, value in flags.items() for word in (f"--{name}", value)]
 

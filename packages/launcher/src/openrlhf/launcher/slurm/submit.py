@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from openrlhf.launcher.command_line import USAGE_EXIT, usage_message
+from openrlhf.launcher.command_line import USAGE_EXIT, finish, usage_message
 from openrlhf.launcher.commands import TRAIN_PPO_RAY
+from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.parsing import UsageError, parse
+from openrlhf.launcher.slurm.names import count_gpus
 from openrlhf.launcher.slurm.options import OptionError, add_slurm_options, read_options
 from openrlhf.launcher.slurm.runner import NodeSpec
 from openrlhf.launcher.slurm.states import JobState, wait_for
@@ -60,8 +62,13 @@ def require_submitit() -> None:
 
 
 def make_spec(options: argparse.Namespace, flags: Sequence[str]) -> NodeSpec:
-    """The run of each node; UsageError lists the mistakes in the trainer's flags."""
+    """The run of each node; UsageError lists the mistakes in the trainer's flags.
+
+    Where the options say how many GPUs a node has, the rules between flags are checked too, before the job waits.
+    """
     config = parse(TRAIN_PPO_RAY, flags).config
+    if gpus := count_gpus(options.gpus_per_node or options.gres or ""):
+        finish(TRAIN_PPO_RAY, config, Machine(gpus=gpus, nodes=options.nodes))
     python = options.python or ("python3" if options.container_image else sys.executable)
     return NodeSpec(
         command=(python, "-m", "openrlhf.cli.train_ppo_ray", *flags),

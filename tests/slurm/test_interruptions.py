@@ -1,4 +1,4 @@
-"""Nodes that die and nodes that are taken away for another job, on a real Slurm with a stand-in for the trainer."""
+"""Nodes that die or are taken away for another job, and time that runs out: a real Slurm, a stand-in trainer."""
 
 from __future__ import annotations
 
@@ -96,3 +96,16 @@ def test_a_higher_partition_takes_the_nodes(cluster: MiniSlurm, desk: Desk) -> N
     assert second.split()[1] == job
     assert "warned: asking the trainer to save and end" in desk.log(job)
     assert left_over(job) == []
+
+
+def test_a_run_longer_than_its_time_limit(cluster: MiniSlurm, desk: Desk) -> None:
+    job = desk.submit(f"count {desk.notes} 100", "--time", "2", "--signal-delay", "45", "--cpus-per-task", "2")
+    state = desk.end(job)
+    lives = [line.split() for line in desk.notes.read_text().splitlines()]
+    print(lives)
+    assert state.state == "COMPLETED"
+    assert 1 <= state.restarts <= 3
+    assert lives[0] == ["0", job]
+    assert lives[-1] == ["done", "100"]
+    assert len(lives) == state.restarts + 2
+    assert {life[1] for life in lives[:-1]} == {job}
