@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
-from support.mini_slurm import MiniSlurm, missing_for_slurm, search_path
+from support.mini_slurm import MiniSlurm, missing_for_slurm
 
 
 @pytest.fixture(scope="session")
@@ -17,10 +16,9 @@ def cluster() -> Iterator[MiniSlurm]:
         pytest.skip(reason)
     cluster = MiniSlurm()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", str(cluster.configuration))
-        patch.setenv("PATH", search_path())
+        for name, value in cluster.client_environment.items():
+            patch.setenv(name, value)
         patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("HOME", os.environ["HOME"])
         try:
             cluster.start()
             yield cluster

@@ -52,7 +52,7 @@ def test_the_loss_of_a_node_requeues_the_run(repaired: MiniSlurm, desk: Desk) ->
     second = desk.notes.read_text().splitlines()[1].split()
     assert int(second[0]) >= 2
     assert second[1] == job
-    assert left_over(job) == []
+    assert left_over(repaired, job) == []
 
 
 def test_without_requeue_the_loss_of_a_node_ends_the_run(repaired: MiniSlurm, desk: Desk) -> None:
@@ -65,7 +65,7 @@ def test_without_requeue_the_loss_of_a_node_ends_the_run(repaired: MiniSlurm, de
     assert time.monotonic() - killed_at < 180
     assert state.status != 0
     assert "no requeue: it was restarted 0 times, --max-restarts is 0" in desk.log(job)
-    until(lambda: not left_over(job), 20, "clean end")
+    until(lambda: not left_over(repaired, job), 20, "clean end")
 
 
 def test_the_loss_of_the_head_requeues_the_run(repaired: MiniSlurm, desk: Desk) -> None:
@@ -78,7 +78,7 @@ def test_the_loss_of_the_head_requeues_the_run(repaired: MiniSlurm, desk: Desk) 
     state = desk.end(job)
     print(f"ended after {time.monotonic() - killed_at:.0f} s on {state.nodes}")
     assert (state.state, state.restarts, state.nodes) == ("COMPLETED", 1, "node[2-3]")
-    until(lambda: not left_over(job), 20, "clean end")
+    until(lambda: not left_over(repaired, job), 20, "clean end")
 
 
 def test_a_higher_partition_takes_the_nodes(cluster: MiniSlurm, desk: Desk) -> None:
@@ -95,7 +95,7 @@ def test_a_higher_partition_takes_the_nodes(cluster: MiniSlurm, desk: Desk) -> N
     assert int(second.split()[0]) >= 5
     assert second.split()[1] == job
     assert "warned: asking the trainer to save and end" in desk.log(job)
-    assert left_over(job) == []
+    assert left_over(cluster, job) == []
 
 
 def test_a_run_longer_than_its_time_limit(cluster: MiniSlurm, desk: Desk) -> None:

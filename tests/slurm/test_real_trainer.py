@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("submitit")
 
+from support.mini_slurm import MiniSlurm
 from support.slurm_runs import Desk, left_over, scancel, until
 from support.stack_runs import make_workspace
 from support.tiny_models import tiny_qwen3
@@ -38,7 +39,7 @@ def metrics_of(board: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k != "time" and not k.startswith("timing/")} for row in rows]
 
 
-def test_ranks_and_engines_on_two_nodes(tmp_path: Path) -> None:
+def test_ranks_and_engines_on_two_nodes(cluster: MiniSlurm, tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     workspace = make_workspace(tmp_path / "work", tiny_qwen3(tmp_path / "tiny"), prompts=8)
     flags = [*workspace.flags, *SPREAD, *SMALL, "--logger.tensorboard_dir", str(tmp_path / "board")]
@@ -51,7 +52,7 @@ def test_ranks_and_engines_on_two_nodes(tmp_path: Path) -> None:
     assert [row["step"] for row in rows] == [1, 2]
     assert max(row["rollout/sync_error"] for row in rows) < 1e-4
     assert json.loads((workspace.path / "model_out" / "config.json").read_text())["model_type"] == "qwen3"
-    assert left_over(job) == []
+    assert left_over(cluster, job) == []
 
 
 class Quickstart:
@@ -93,7 +94,9 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Quickstart:
 
 
 @pytest.mark.proof
-def test_the_quickstart_on_two_nodes_equals_the_local_run(quickstart: Quickstart, tmp_path: Path) -> None:
+def test_the_quickstart_on_two_nodes_equals_the_local_run(
+    cluster: MiniSlurm, quickstart: Quickstart, tmp_path: Path
+) -> None:
     desk = Desk(tmp_path)
     flags = quickstart.flags("slurm", "--actor.num_nodes", "2", "--actor.num_gpus_per_node", "1")
     done = desk.launch("slurm", *NODES, "--wait", "--", *flags, timeout=1500, check=False)
@@ -104,11 +107,11 @@ def test_the_quickstart_on_two_nodes_equals_the_local_run(quickstart: Quickstart
     assert len([row for row in there if "train/reward" in row]) == 40
     assert there == here
     assert quickstart.accuracy("slurm") == quickstart.accuracy("local") >= 0.75
-    assert left_over(job) == []
+    assert left_over(cluster, job) == []
 
 
 @pytest.mark.proof
-def test_a_warned_run_resumes_bit_for_bit(quickstart: Quickstart, tmp_path: Path) -> None:
+def test_a_warned_run_resumes_bit_for_bit(cluster: MiniSlurm, quickstart: Quickstart, tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     flags = quickstart.flags("warned", "--actor.num_nodes", "2", "--actor.num_gpus_per_node", "1")
     job = desk.launch("slurm", *NODES, "--parsable", "--", *flags).stdout.strip()
@@ -122,16 +125,16 @@ def test_a_warned_run_resumes_bit_for_bit(quickstart: Quickstart, tmp_path: Path
         assert (quickstart.folder / name / "model" / "model.safetensors").is_file()
     read = [(quickstart.folder / name / "model" / "model.safetensors").read_bytes() for name in ("local", "warned")]
     assert read[0] == read[1]
-    assert left_over(job) == []
+    assert left_over(cluster, job) == []
 
 
 @pytest.mark.proof
-def test_a_failing_trainer_fails_the_job_with_its_status(tmp_path: Path) -> None:
+def test_a_failing_trainer_fails_the_job_with_its_status(cluster: MiniSlurm, tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     workspace = make_workspace(tmp_path / "work", tiny_qwen3(tmp_path / "tiny"), reward="def reward_func(): 1/0\n")
     done = desk.launch("slurm", *NODES, "--wait", "--", *workspace.flags, *SPREAD, *SMALL, timeout=900, check=False)
     job = done.stdout.split()[1]
     assert done.returncode == 1
     assert "reward_func" in desk.log(job)
-    assert left_over(job) == []
+    assert left_over(cluster, job) == []
     shutil.rmtree(workspace.path)

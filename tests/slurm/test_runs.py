@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("submitit")
 
 from openrlhf.launcher.slurm.states import read_states
+from support.mini_slurm import MiniSlurm
 from support.slurm_runs import BIN, Desk, left_over, scancel, until
 
 pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.timeout(900), pytest.mark.usefixtures("cluster")]
@@ -44,7 +45,7 @@ def neighbours(cluster: object, tmp_path_factory: pytest.TempPathFactory) -> Ite
     scancel(long, short)
 
 
-def test_arguments_environment_and_exit_status_b105_b107(neighbours: tuple[Desk, str, str]) -> None:
+def test_arguments_environment_and_exit_status_b105_b107(cluster: MiniSlurm, neighbours: tuple[Desk, str, str]) -> None:
     desk, _, short = neighbours
     state = desk.end(short)
     assert (state.state, state.exit_code) == ("FAILED", 17)
@@ -52,7 +53,7 @@ def test_arguments_environment_and_exit_status_b105_b107(neighbours: tuple[Desk,
     assert [value for name, value in pairwise(seen["flags"]) if name.endswith("run_name")] == NASTY
     for worker in seen["workers"]:
         assert {name: worker[name] for name in ENVIRONMENT} == ENVIRONMENT
-    assert left_over(short) == []
+    assert left_over(cluster, short) == []
     assert f"{short}  FAILED  17" in " ".join(desk.launch("status", short).stdout.split(" ")).replace("    ", "  ")
 
 
@@ -70,19 +71,19 @@ def test_two_runs_on_the_same_nodes_do_not_meet_b092_b096(neighbours: tuple[Desk
     assert read_states([long])[0].state == "RUNNING"
 
 
-def test_cancel_leaves_nothing_b106(neighbours: tuple[Desk, str, str]) -> None:
+def test_cancel_leaves_nothing_b106(cluster: MiniSlurm, neighbours: tuple[Desk, str, str]) -> None:
     desk, long, _ = neighbours
     until(desk.notes.exists, START_SECONDS, "trainer")
     with subprocess.Popen(["bash", "-c", "exec -a raylet sleep 600"]) as other:  # another user's, or another run's
         scancel(long)
-        until(lambda: not left_over(long), 20, "clean end")
+        until(lambda: not left_over(cluster, long), 20, "clean end")
         assert other.poll() is None
         other.kill()
     assert desk.end(long).state == "CANCELLED"
-    assert left_over(long) == []
+    assert left_over(cluster, long) == []
 
 
-def test_a_warning_saves_and_requeues_under_the_same_id_b103(desk: Desk) -> None:
+def test_a_warning_saves_and_requeues_under_the_same_id_b103(cluster: MiniSlurm, desk: Desk) -> None:
     job = desk.submit(f"count {desk.notes} 12", "--cpus-per-task", "2")
     until(desk.notes.exists, START_SECONDS, "trainer")
     time.sleep(3)
@@ -93,10 +94,10 @@ def test_a_warning_saves_and_requeues_under_the_same_id_b103(desk: Desk) -> None
     assert (first, last) == (f"0 {job}", "done 12")
     assert second.split()[1] == job
     assert 0 < int(second.split()[0]) < 12
-    assert left_over(job) == []
+    assert left_over(cluster, job) == []
 
 
-def test_a_batch_script_of_one_s_own(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_script_of_one_s_own(cluster: MiniSlurm, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     site = desk.folder / "site.toml"
     site.write_text(f'python = "{desk.stand_in()}"\n')
     monkeypatch.setenv("OPENRLHF_SLURM_CONFIG", str(site))
@@ -113,7 +114,7 @@ def test_a_batch_script_of_one_s_own(desk: Desk, monkeypatch: pytest.MonkeyPatch
     assert (state.state, state.restarts) == ("COMPLETED", 1)
     notes = desk.notes.read_text().splitlines()
     assert (notes[0], notes[-1]) == (f"0 {job}", "done 12")
-    assert left_over(job) == []
+    assert left_over(cluster, job) == []
     assert "all 2 nodes are up" in desk.launch("logs", job).stdout
 
 

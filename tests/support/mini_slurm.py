@@ -1,7 +1,8 @@
 """A real Slurm on one machine for tests: a few nodes, without systemd, cgroups or a database. Needs root.
 
-Every node has its own network, host name, process table and shared memory, and shares the disk with the others. All
-daemons are children of this process and die with it; the first process of a node takes the whole node with it.
+Every node has its own network, host name, process table, shared memory and folder for temporary files ($SLURM_TMPDIR),
+and shares the disk with the others. All daemons are children of this process and die with it; the first process of a
+node takes the whole node with it.
 """
 
 from __future__ import annotations
@@ -104,14 +105,21 @@ class MiniSlurm:
 
     def __init__(self, nodes: int = 3) -> None:
         self.slot, self._lock = _take_slot()
-        self.root = Path(tempfile.mkdtemp(prefix="openrlhf-slurm-"))
+        self.root = Path(tempfile.mkdtemp(prefix="oslurm-"))
         self.names = [f"node{i}" for i in range(1, nodes + 1)]
         self.network = f"10.97.{self.slot}"
         self.bridge = f"orhbr{self.slot}"
         self.configuration = self.root / "slurm.conf"
-        self._environ = os.environ | {"PATH": search_path(), "SLURM_CONF": str(self.configuration)}
+        self.local = self.root / "tmp"
+        """Where each node has a folder of its own."""
+        self._environ = os.environ | self.client_environment
         self._daemons: list[subprocess.Popen[bytes]] = []
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def client_environment(self) -> dict[str, str]:
+        """What Slurm's programs need to find this cluster, and what its jobs are told about their nodes."""
+        return {"PATH": search_path(), "SLURM_CONF": str(self.configuration), "SLURM_TMPDIR": str(self.local)}
 
     def start(self) -> None:
         """Everything up, all nodes idle. Raises RuntimeError with the logs when they are not in time."""
@@ -145,7 +153,8 @@ class MiniSlurm:
         (self.root / f"spool-{name}").mkdir(exist_ok=True)
         here = f"-n {self._namespace(name)}"
         self._ip(f"{here} link set eth0 up", f"{here} route replace default via {self.network}.254")
-        inside = f"hostname {name}; mount -t tmpfs -o size=2g tmpfs /dev/shm; slurmd -D -N {name} & wait $!"
+        mounts = f"mount -t tmpfs -o size=2g tmpfs /dev/shm; mount -t tmpfs tmpfs {self.local}"
+        inside = f"hostname {name}; {mounts}; slurmd -D -N {name} & wait $!"
         apart = ["unshare", *NAMESPACES[1:], "--fork", "--kill-child", "--mount-proc", "bash", "-c", inside]
         self._nodes[name] = self._spawn("ip", "netns", "exec", self._namespace(name), *apart, log=name)
 
@@ -159,6 +168,11 @@ class MiniSlurm:
     def is_up(self, name: str) -> bool:
         """Whether the node runs."""
         return name in self._nodes
+
+    def local_files(self) -> list[Path]:
+        """What lies in the temporary folders of all nodes, as seen from outside of them."""
+        roots = [Path(f"/proc/{process.pid}/root{self.local}") for process in self._nodes.values()]
+        return [path for root in roots for path in root.iterdir()]
 
     def idle_nodes(self) -> int:
         """How many nodes could run a job now."""
@@ -185,6 +199,7 @@ class MiniSlurm:
         }
         self.root.chmod(0o755)
         (self.root / "state").mkdir()
+        self.local.mkdir()
         self.configuration.write_text(CONFIGURATION.format(cpus=CPUS, memory=MEMORY, gpus=GPUS, **values))
         (self.root / "cgroup.conf").write_text(CGROUP)
         for i in range(GPUS):
@@ -258,7 +273,7 @@ def main(words: Sequence[str]) -> int:
     cluster = MiniSlurm()
     try:
         cluster.start()
-        environ = os.environ | {"PATH": search_path(), "SLURM_CONF": str(cluster.configuration)}
+        environ = os.environ | cluster.client_environment
         return subprocess.run(list(words) or ["bash"], env=environ, check=False).returncode
     finally:
         cluster.stop()

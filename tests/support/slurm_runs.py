@@ -12,6 +12,7 @@ from pathlib import Path
 
 from openrlhf.launcher.slurm.leftovers import MARK
 from openrlhf.launcher.slurm.states import JobState, wait_for
+from support.mini_slurm import MiniSlurm
 
 TRAINER = Path(__file__).parent / "slurm_trainer.py"
 BIN = Path(sys.executable).parent
@@ -84,7 +85,7 @@ def until(condition: Callable[[], object], seconds: float, what: str) -> None:
         time.sleep(0.3)
 
 
-def left_over(job: str) -> list[str]:
+def left_over(cluster: MiniSlurm, job: str) -> list[str]:
     """Processes and folders of a job that still exist on any node."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -93,7 +94,7 @@ def left_over(job: str) -> list[str]:
                 found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120])
         except OSError:
             continue
-    return found + [str(path) for path in Path("/tmp").glob(f"r{job}")]
+    return found + [str(path) for path in [*cluster.local_files(), *Path("/tmp").iterdir()] if path.name == f"r{job}"]
 
 
 def scancel(*words: str) -> None:
