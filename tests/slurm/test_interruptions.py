@@ -99,13 +99,13 @@ def test_a_higher_partition_takes_the_nodes(cluster: MiniSlurm, desk: Desk) -> N
 
 
 def test_a_run_longer_than_its_time_limit(cluster: MiniSlurm, desk: Desk) -> None:
-    job = desk.submit(f"count {desk.notes} 100", "--time", "2", "--signal-delay", "45", "--cpus-per-task", "2")
+    job = desk.submit(f"count {desk.notes} 150", "--time", "3", "--signal-delay", "75", "--cpus-per-task", "2")
     state = desk.end(job)
     lives = [line.split() for line in desk.notes.read_text().splitlines()]
     print(lives)
     assert state.state == "COMPLETED"
     assert 1 <= state.restarts <= 3
     assert lives[0] == ["0", job]
-    assert lives[-1] == ["done", "100"]
+    assert lives[-1] == ["done", "150"]
     assert len(lives) == state.restarts + 2
     assert {life[1] for life in lives[:-1]} == {job}

@@ -13,7 +13,7 @@ from openrlhf.launcher.slurm.folders import object_store_bytes
 from openrlhf.launcher.slurm.leftovers import MARK
 from openrlhf.launcher.slurm.ports import PortBlock
 
-STARTS = 3
+STARTS = 5
 """Attempts to start a node: on a loaded machine Ray gives up after its own time limit."""
 EARLY = 300.0
 """An end within so many seconds counts as a failed start."""
