@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -54,7 +55,7 @@ def test_arguments_environment_and_exit_status_b105_b107(cluster: MiniSlurm, nei
     for worker in seen["workers"]:
         assert {name: worker[name] for name in ENVIRONMENT} == ENVIRONMENT
     assert left_over(cluster, short) == []
-    assert f"{short}  FAILED  17" in " ".join(desk.launch("status", short).stdout.split(" ")).replace("    ", "  ")
+    assert re.search(rf"^{short} +FAILED +17 ", desk.launch("status", short).stdout, re.MULTILINE)
 
 
 def test_two_runs_on_the_same_nodes_do_not_meet_b092_b096(neighbours: tuple[Desk, str, str]) -> None:

@@ -20,22 +20,21 @@ NAMES = ("HF_HOME", "NCCL_DEBUG", "TOKENIZERS_PARALLELISM", "RAY_DEDUP_LOGS", "C
 
 
 def report(file: str, code: str, flags: list[str]) -> int:
-    """A task on every node tells what is in its environment."""
+    """An actor on every GPU tells what is in its environment."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     @ray.remote(num_cpus=0, num_gpus=1)
-    def look() -> dict[str, str | None]:
-        return {"node": os.uname().nodename} | {name: os.environ.get(name) for name in NAMES}
+    class Worker:
+        def look(self) -> dict[str, str | None]:
+            return {"node": os.uname().nodename} | {name: os.environ.get(name) for name in NAMES}
 
     ray.init(log_to_driver=False, logging_level=logging.ERROR)
     nodes = [n for n in ray.nodes() if n["Alive"]]
-    on = [
-        NodeAffinitySchedulingStrategy(n["NodeID"], soft=False)
-        for n in nodes
-        for _ in range(int(n["Resources"]["GPU"]))
-    ]
-    workers = ray.get([look.options(scheduling_strategy=place).remote() for place in on], timeout=120)
+    places = [n["NodeID"] for n in nodes for _ in range(int(n["Resources"]["GPU"]))]
+    on = [NodeAffinitySchedulingStrategy(place, soft=False) for place in places]
+    actors = [Worker.options(scheduling_strategy=place).remote() for place in on]  # type: ignore[attr-defined]
+    workers = ray.get([actor.look.remote() for actor in actors], timeout=300)
     ports = [n["NodeManagerPort"] for n in nodes]
     address = ray.get_runtime_context().gcs_address
     ray.shutdown()
