@@ -11,10 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from openrlhf.core import logprobs
 from openrlhf.core.logprobs import entropy_from_logits, logprobs_from_logits, token_logprobs
 from support.core_helpers import INF, NAN, check, gradient
 
 F64 = torch.float64
+
+
+def plain_logprobs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+    """By torch's own log_softmax, in one piece."""
+    wide = logits if logits.dtype == F64 else logits.float()
+    return (wide / temperature).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+
+
+def plain_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    logp = ((logits if logits.dtype == F64 else logits.float()) / temperature).log_softmax(-1)
+    return -(logp.exp() * logp).sum(-1)
 
 
 def head(n: int = 7, h: int = 5, v: int = 11, dtype: torch.dtype = F64, seed: int = 0) -> tuple[Tensor, ...]:
@@ -87,14 +99,14 @@ def test_equals_the_plain_way(
     leaves = [hidden, weight, bias] if use_bias else [hidden, weight]
     logp, entropy = token_logprobs(hidden, weight, targets, temperature, given_bias, with_entropy, *tile)
     logits = torch.nn.functional.linear(hidden, weight, given_bias)
-    plain, plain_entropy = logprobs_from_logits(logits, targets, temperature), entropy_from_logits(logits, temperature)
+    plain, plain_h = plain_logprobs(logits, targets, temperature), plain_entropy(logits, temperature)
     check(logp, plain, 1e-12)
     up = torch.randn(2, 7, dtype=F64, generator=torch.Generator().manual_seed(1))
     total, plain_total = (logp * up[0]).sum(), (plain * up[0]).sum()
     if with_entropy:
         assert entropy is not None
-        check(entropy, plain_entropy, 1e-12)
-        total, plain_total = total + (entropy * up[1]).sum(), plain_total + (plain_entropy * up[1]).sum()
+        check(entropy, plain_h, 1e-12)
+        total, plain_total = total + (entropy * up[1]).sum(), plain_total + (plain_h * up[1]).sum()
     else:
         assert entropy is None
     grads, expected = torch.autograd.grad(total, leaves), torch.autograd.grad(plain_total, leaves)
@@ -114,9 +126,7 @@ def test_gradient_goes_only_where_it_is_wanted(wanted: str) -> None:
     if wanted == "none":
         return
     plain = torch.nn.functional.linear(hidden, weight, bias)
-    expected = gradient(
-        (logprobs_from_logits(plain, targets, 0.7) + entropy_from_logits(plain, 0.7)).sum(), leaves[wanted]
-    )
+    expected = gradient((plain_logprobs(plain, targets, 0.7) + plain_entropy(plain, 0.7)).sum(), leaves[wanted])
     (logp + entropy).sum().backward()
     for name, leaf in leaves.items():
         if name == wanted:
@@ -130,7 +140,7 @@ def test_weight_tied_to_the_embedding() -> None:
     table = torch.randn(11, 5, dtype=F64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     ids, targets = torch.tensor([1, 3, 3, 10]), torch.tensor([3, 3, 10, 0])
     chunked = gradient(token_logprobs(table[ids].tanh(), table, targets, chunk_tokens=3, chunk_vocab=4)[0].sum(), table)
-    plain = gradient(logprobs_from_logits(table[ids].tanh() @ table.t(), targets).sum(), table)
+    plain = gradient(plain_logprobs(table[ids].tanh() @ table.t(), targets).sum(), table)
     check(chunked, plain, 1e-12)
 
 
@@ -142,14 +152,48 @@ def test_half_precision_keeps_softmax_in_float32() -> None:
     logits = torch.nn.functional.linear(hidden, weight, bias)
     assert entropy is not None
     assert logp.dtype == entropy.dtype == torch.float32
-    check(logp, logprobs_from_logits(logits, targets), 1e-5)
-    check(entropy, entropy_from_logits(logits), 1e-5)
+    check(logp, plain_logprobs(logits, targets), 1e-5)
+    check(entropy, plain_entropy(logits), 1e-5)
     grads = torch.autograd.grad(logp.sum(), (hidden, weight, bias))
     assert [g.dtype for g in grads] == [torch.bfloat16] * 3
     wide = [t.detach().double().requires_grad_() for t in (hidden, weight, bias)]
     exact = torch.autograd.grad(token_logprobs(wide[0], wide[1], targets, bias=wide[2])[0].sum(), wide)
     for mine, theirs in zip(grads, exact, strict=True):
         assert float((mine.double() - theirs).norm() / theirs.norm()) < 0.02
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (2, 3, 7), (7,), (0, 7), (700, 9), (2, 5000)])
+@pytest.mark.parametrize(("dtype", "tol"), [(F64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_given_logits_equal_the_plain_way(shape: tuple[int, ...], dtype: torch.dtype, tol: float) -> None:
+    """Also where rows and columns need several tiles; the gradient has the dtype of the logits."""
+    g = torch.Generator().manual_seed(0)
+    logits = (torch.randn(shape, generator=g, dtype=F64) * 3).to(dtype).requires_grad_()
+    targets = torch.randint(0, shape[-1], shape[:-1], generator=g)
+    for mine, plain in (
+        (logprobs_from_logits(logits, targets, 0.7), plain_logprobs(logits, targets, 0.7)),
+        (entropy_from_logits(logits, 0.7), plain_entropy(logits, 0.7)),
+    ):
+        assert mine.dtype == (F64 if dtype == F64 else torch.float32)
+        check(mine, plain, 1e-12 if dtype == F64 else 1e-5)
+        up = torch.randn(mine.shape, generator=g, dtype=mine.dtype)
+        ours = gradient((mine * up).sum(), logits)
+        assert ours.dtype == dtype
+        check(ours, gradient((plain * up).sum(), logits), tol)
+
+
+def test_given_logits_are_never_widened_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    widen = logprobs.at_least_fp32
+
+    def record(x: Tensor) -> Tensor:
+        sizes.append(x.numel())
+        return widen(x)
+
+    monkeypatch.setattr(logprobs, "at_least_fp32", record)
+    logits = torch.zeros(1500, 9000, dtype=torch.bfloat16, requires_grad=True)
+    total = logprobs_from_logits(logits, torch.zeros(1500, dtype=torch.long)).sum() + entropy_from_logits(logits).sum()
+    gradient(total, logits)
+    assert max(sizes) == 512 * 4096
 
 
 def test_no_tokens() -> None:
@@ -170,10 +214,8 @@ def test_nan_is_not_hidden() -> None:
 
 
 def test_float32_probabilities_sum_to_one_over_a_large_vocabulary() -> None:
-    hidden, weight, _, _ = head(n=1, h=8, v=20_000, dtype=torch.float32)
-    logp, _ = token_logprobs(
-        hidden.expand(20_000, 8).detach(), weight.detach(), torch.arange(20_000), chunk_tokens=4096
-    )
+    hidden, weight, _, _ = head(n=1, h=8, v=5_000, dtype=torch.float32)
+    logp, _ = token_logprobs(hidden.expand(5_000, 8).detach(), weight.detach(), torch.arange(5_000), chunk_tokens=1024)
     assert float(logp.double().exp().sum()) == pytest.approx(1.0, abs=1e-5)
 
 
@@ -217,8 +259,8 @@ def test_any_shape_and_tile(n: int, v: int, tile: tuple[int, int], scale: float,
     logp, entropy = token_logprobs(hidden, weight, targets, 1.0, bias, True, *tile)
     assert entropy is not None
     logits = torch.nn.functional.linear(hidden, weight, bias)
-    check(logp, logprobs_from_logits(logits, targets), 1e-9 * scale + 1e-10)
-    check(entropy, entropy_from_logits(logits), 1e-9 * scale + 1e-10)
+    check(logp, plain_logprobs(logits, targets), 1e-9 * scale + 1e-10)
+    check(entropy, plain_entropy(logits), 1e-9 * scale + 1e-10)
     assert (logp <= 0).all()
     assert (entropy >= -1e-9).all()
     assert (entropy <= math.log(v) + 1e-9).all()

@@ -1,8 +1,8 @@
 """Log-probabilities and entropies of tokens, from logits or, memory-lean, from hidden states and the LM head.
 
-`token_logprobs` never holds the [N, V] logits: forward and backward go over tiles of tokens x vocabulary (an online
-softmax, Milakov & Gimelshein, 2018), and the backward recomputes a tile's logits instead of storing them.
-Softmax in float32 (float64 for float64 inputs) throughout.
+Forward and backward go over tiles of tokens x vocabulary (an online softmax, Milakov & Gimelshein, 2018), and the
+backward recomputes what it needs of a tile. `token_logprobs` never holds the [N, V] logits; the functions of given
+logits never hold a float32 copy of them. Softmax in float32 (float64 for float64 inputs) throughout.
 """
 
 from __future__ import annotations
@@ -35,18 +35,22 @@ def logprobs_from_logits(logits: Tensor, targets: Tensor, temperature: float = 1
     _check_temperature(temperature)
     if logits.shape[:-1] != targets.shape:
         raise ValueError(f"logits {tuple(logits.shape)} and targets {tuple(targets.shape)} must agree but for V")
-    z = at_least_fp32(logits) / temperature
-    return z.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - z.logsumexp(-1)
+    rows = logits.reshape(-1, logits.shape[-1])
+    return _GivenLogits.apply(rows, targets.reshape(-1), temperature, False, _tile(logits))[0].reshape(targets.shape)
 
 
 def entropy_from_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """-sum p log p in nats of p = softmax(logits / temperature). logits [..., V]; returns [...] float32.
 
     Tokens of probability 0 contribute 0 to the entropy and to its gradient.
+
+    Raises:
+        ValueError: temperature not > 0.
     """
     _check_temperature(temperature)
-    logp = (at_least_fp32(logits) / temperature).log_softmax(-1)
-    return -(logp.exp() * logp.clamp_min(_LOG_ZERO)).sum(-1)
+    rows = logits.reshape(-1, logits.shape[-1])
+    none = torch.zeros(len(rows), dtype=torch.long, device=logits.device)
+    return _GivenLogits.apply(rows, none, temperature, True, _tile(logits))[1].reshape(logits.shape[:-1])
 
 
 def token_logprobs(
@@ -73,12 +77,53 @@ def token_logprobs(
     """
     _check_temperature(temperature)
     _check_head(hidden, weight, targets, bias)
-    tokens, vocab = _CPU_TILE if hidden.device.type == "cpu" else _DEVICE_TILE
+    tokens, vocab = _tile(hidden)
     tile = (tokens if chunk_tokens is None else chunk_tokens, vocab if chunk_vocab is None else chunk_vocab)
     if min(tile) <= 0:
         raise ValueError(f"chunk_tokens and chunk_vocab must be > 0, got {tile!r}")
     logprobs, entropy = _TokenLogprobs.apply(hidden, weight, targets, bias, temperature, with_entropy, tile)
     return logprobs, entropy if with_entropy else None
+
+
+def _tile(like: Tensor) -> tuple[int, int]:
+    return _CPU_TILE if like.device.type == "cpu" else _DEVICE_TILE
+
+
+class _GivenLogits(torch.autograd.Function):
+    """Saves the logits, which are there anyway, and two numbers per token."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool, tile: tuple[int, int]
+    ) -> tuple[Tensor, Tensor]:
+        state = _OnlineSoftmax(at_least_fp32(logits[:0]), len(targets), with_entropy)
+        for rows in _slices(len(targets), tile[0]):
+            for columns in _slices(logits.shape[1], tile[1]):
+                state.add(_tempered(logits[rows, columns], temperature), rows, _Targets.of(targets, rows, columns))
+        lse, entropy = state.log_sum_exp(), state.entropy()
+        ctx.save_for_backward(logits, targets, lse, entropy)
+        ctx.temperature, ctx.with_entropy, ctx.tile = temperature, with_entropy, tile
+        return state.target_logit - lse, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (torch types the decorator as positional-only)
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        logits, targets, lse, entropy = ctx.saved_tensors
+        grad_logprobs, grad_entropy = (g / ctx.temperature for g in grad_outputs)
+        grad_logits = torch.empty_like(logits)
+        for rows in _slices(len(targets), ctx.tile[0]):
+            h = (grad_entropy[rows], entropy[rows]) if ctx.with_entropy else None
+            for columns in _slices(logits.shape[1], ctx.tile[1]):
+                z, inside = _tempered(logits[rows, columns], ctx.temperature), _Targets.of(targets, rows, columns)
+                grad_logits[rows, columns] = _logits_grad(z, inside, lse[rows], grad_logprobs[rows], h)
+        return grad_logits, None, None, None, None
+
+
+def _tempered(logits: Tensor, temperature: float) -> Tensor:
+    """A copy of a tile of logits in at least float32, divided by the temperature, free to be overwritten."""
+    return at_least_fp32(logits) / temperature
 
 
 class _TokenLogprobs(torch.autograd.Function):
