@@ -41,7 +41,7 @@ def toy_run(
     rollout = ToyRollout(ranks.policy, n=n, length=length, reward=reward)
     parts = TrainerParts(rollout=rollout, learner=ranks, prompts=FakePrompts(steps), sink=sink)
     trainer = Trainer(config, parts)
-    asyncio.run(asyncio.wait_for(trainer.run(), 120))
+    asyncio.run(asyncio.wait_for(trainer.run(), 600))
     return trainer, ranks, sink
 
 
@@ -105,9 +105,10 @@ def test_trainer_ends_at_the_optimum_of_reward_minus_kl() -> None:
     assert float((torch.stack(tail[60:]).mean(0) - optimum).abs().max()) < 5e-3
 
 
-def test_adaptive_coefficient_is_part_of_the_state() -> None:
-    flags = {"algo.kl.target": 1e-6, "algo.kl.horizon": 100, "algo.kl.init_coef": 0.1}
-    flags |= {"algo.advantage.estimator": "rloo"}
+@pytest.mark.parametrize(("use_loss", "estimator"), [(False, "k1"), (True, "k2")])
+def test_adaptive_coefficient_is_part_of_the_state(use_loss: bool, estimator: str) -> None:
+    flags: dict[str, Any] = {"algo.kl.target": 1e-6, "algo.kl.horizon": 100, "algo.kl.init_coef": 0.1}
+    flags |= {"algo.advantage.estimator": "rloo", "algo.kl.use_loss": use_loss, "algo.kl.estimator": estimator}
     trainer, _, sink = toy_run(4, lr=2.0, reward=lambda tokens: REWARD[tokens[0]], **flags)
     seen = [step["train/kl_coef"] for step in sink.steps]
     assert seen[-1] != 0.1

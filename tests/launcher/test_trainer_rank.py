@@ -50,11 +50,12 @@ def learner(rank: RankTrainer) -> ToyLearner:
 
 
 # B027: the KL is in the rewards or in the loss, never in both; without a coefficient there is none
-def test_kl_as_a_penalty_is_in_the_rewards_only() -> None:
-    rank, metrics = prepared(algo(kl=KLConfig(init_coef=0.1)), kl_coef=0.1)
-    assert metrics["train/kl"] == pytest.approx(0.2, abs=1e-6)
-    assert metrics["train/return"] == pytest.approx(0.98, abs=1e-6)
-    assert metrics["train/advantage_mean"] == pytest.approx(0.98, abs=1e-6)
+@pytest.mark.parametrize(("estimator", "value"), [("k1", 0.2), ("k2", 0.02), ("k3", math.exp(-0.2) - 0.8)])
+def test_kl_as_a_penalty_is_in_the_rewards_only(estimator: Any, value: float) -> None:
+    rank, metrics = prepared(algo(kl=KLConfig(init_coef=0.1, estimator=estimator)), kl_coef=0.1)
+    assert metrics["train/kl"] == pytest.approx(value, abs=1e-6)
+    assert metrics["train/return"] == pytest.approx(1.0 - 0.1 * value, abs=1e-6)
+    assert metrics["train/advantage_mean"] == pytest.approx(1.0 - 0.1 * value, abs=1e-6)
     assert "kl_loss" not in rank._objective(0.1).counts(rank._batch)  # pyright: ignore[reportArgumentType]
     assert "train/kl" not in rank.update([0], kl_coef=0.1)
 
