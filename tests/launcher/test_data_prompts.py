@@ -11,6 +11,8 @@ from openrlhf.launcher.config import DataConfig
 from openrlhf.launcher.data.prompts import PromptDataset, load_prompts, prompt_budget, truncate_left
 from support.launcher_tokenizer import ALTERNATING, CHATML, LLAMA_LIKE, byte_tokenizer
 
+ARGUMENTS = ("max_new_tokens", "dataset", "split", "special_tokens", "image_token")
+
 
 def write_jsonl(path: Path, *rows: Any) -> str:
     path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows))
@@ -18,7 +20,7 @@ def write_jsonl(path: Path, *rows: Any) -> str:
 
 
 def load(path: str, tokenizer: Any = None, **options: Any) -> PromptDataset:
-    extra = {k: options.pop(k) for k in ("max_new_tokens", "dataset", "split", "special_tokens") if k in options}
+    extra = {k: options.pop(k) for k in ARGUMENTS if k in options}
     data = DataConfig(prompt_dataset=path, **{"input_key": "prompt", **options})
     return load_prompts(data, tokenizer or byte_tokenizer(), **extra)
 
@@ -98,11 +100,6 @@ def test_bad_row_says_where_and_what(tmp_path: Path, row: Any, message: str) -> 
     path = write_jsonl(tmp_path / "a.jsonl", {"prompt": "fine"}, row)
     with pytest.raises(ValueError, match=message):
         load(path)
-
-
-def test_images_are_handed_on(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", {"prompt": "p", "images": ["a.png"]}, {"prompt": "q", "images": "b.png"})
-    assert [i.images for i in load(path, max_images_per_prompt=1).items()] == [["a.png"], ["b.png"]]
 
 
 @pytest.mark.parametrize(

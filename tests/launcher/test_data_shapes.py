@@ -85,12 +85,13 @@ def test_f04_images(tmp_path: Path) -> None:
     text_only = {"prompt": user("the tag <image> in a text"), "label": "4"}
     with pytest.raises(ValueError, match=r"1 images in field 'images', but --data\.max_images_per_prompt is 0"):
         items(tmp_path / "a.jsonl", [row])
-    found = items(tmp_path / "a.jsonl", [row, text_only], WITH_TOOLS, label_key="label", max_images_per_prompt=1)
-    assert [i.images for i in found] == [["/path.png"], []]
-    assert json.loads(found[0].prompt)["content"] == parts
+    found = items(tmp_path / "b.jsonl", [text_only], WITH_TOOLS, label_key="label", max_images_per_prompt=1)
+    assert found[0].images == ()
+    assert json.loads(found[0].prompt)["content"] == "the tag <image> in a text"
     raw = {"images": ["/a.png"], "problem": "<image>Find x.", "answer": "3"}
-    with pytest.raises(ValueError, match=r"--data\.input_key 'prompt': .* it has images, problem, answer"):
-        items(tmp_path / "raw.jsonl", [raw])
+    line = r"it has images, problem, answer; try --data\.input_key problem --data\.label_key answer$"
+    with pytest.raises(ValueError, match=rf"--data\.input_key 'prompt': .* {line}"):
+        items(tmp_path / "raw.jsonl", [raw], label_key="label")
 
 
 def test_f05_repeated_prompts(tmp_path: Path) -> None:

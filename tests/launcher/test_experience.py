@@ -78,10 +78,26 @@ def test_numbers_on_tokens_that_were_not_sampled_are_ignored() -> None:
     assert batch.versions.tolist() == [[-1, -1, 3, 3, -1, 4]]
 
 
+class Sizes:
+    """Stands for a processor: an image's only tensor is its length."""
+
+    def tensors(self, image: bytes) -> dict[str, torch.Tensor]:
+        return {"size": torch.tensor([len(image)])}
+
+
 def test_images_stay_with_their_sample() -> None:
-    batch = build_batch([SHORT, trajectory(images=["a"])], indices=[0, 1], rewards=[0.0, 0.0], max_len=10)
-    assert batch.extra == {"images": [[], ["a"]]}
-    assert batch.select([1]).extra == {"images": [["a"]]}
+    rows = [SHORT, trajectory(images=[b"a", b"bcd"]), trajectory(images=[b"ef"])]
+    batch = build_batch(rows, indices=[0, 1, 2], rewards=[0.0] * 3, max_len=10, image_processor=Sizes())
+    assert batch.extra is not None
+    assert [None if t is None else t.tolist() for t in batch.extra["size"]] == [None, [1, 3], [2]]
+    chosen = batch.select([2, 0]).extra
+    assert chosen is not None
+    assert [None if t is None else t.tolist() for t in chosen["size"]] == [[2], None]
+
+
+def test_images_need_a_vision_model() -> None:
+    with pytest.raises(ValueError, match="no vision-language model"):
+        build_batch([trajectory(images=[b"a"])], indices=[0], rewards=[0.0], max_len=10)
 
 
 def test_no_samples() -> None:

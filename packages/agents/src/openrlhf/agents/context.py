@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from openrlhf.agents.engine import Engine, Generation, SamplingParams, Tokenizer
+from openrlhf.agents.engine import Engine, EngineError, Generation, SamplingParams, Tokenizer
+from openrlhf.agents.images import ImageReader, TextOnly, check_count, expand, extra_tokens
 from openrlhf.agents.sampling import as_sampling
 from openrlhf.agents.types import PromptItem, Trajectory
 
@@ -33,7 +34,7 @@ class GroupContext:
     max_length: tokens of the whole sample (`--data.max_len`). max_new_tokens: cap of each generation call
     (`--rollout.max_new_tokens`), None for "up to max_length". timeout: seconds for one reset or step.
     overlong: "truncate" (from the left), "drop" or "error" (the sample fails and says so). slots: the worker's
-    concurrency limit, one slot per running episode.
+    concurrency limit, one slot per running episode. image_reader: of a vision-language model.
     """
 
     engine: Engine
@@ -47,6 +48,7 @@ class GroupContext:
     max_turns: int = 64
     overlong: str = "truncate"
     slots: asyncio.Semaphore | None = None
+    image_reader: ImageReader = field(default_factory=TextOnly)
 
     def __post_init__(self) -> None:
         if self.max_new_tokens is not None and self.max_new_tokens >= self.max_length:
@@ -85,6 +87,7 @@ class SampleEngine:
         sample_index: int = 0,
         seeds: Seeds | None = None,
         limits: SampleLimits | None = None,
+        image_reader: ImageReader | None = None,
     ) -> None:
         self.group_id = group_id
         self.sample_index = sample_index
@@ -95,6 +98,7 @@ class SampleEngine:
         self._engine = engine
         self._seeds = seeds
         self._started_calls = 0
+        self.image_reader: ImageReader = image_reader or TextOnly()
 
     async def generate(
         self,
@@ -104,8 +108,14 @@ class SampleEngine:
         *,
         group_id: str = "",
     ) -> Generation:
-        """One sample of the policy. sampling_params: our dataclass, a dict or vllm.SamplingParams."""
+        """One sample of the policy. sampling_params: our dataclass, a dict or vllm.SamplingParams.
+
+        images: one for each placeholder among the tokens, in order.
+        Raises ValueError for other numbers of images, EngineError where the engine expands them in another way.
+        """
         sampling = self._prepare(as_sampling(sampling_params))
+        images = await self.read_images(images or ())
+        check_count(token_ids, images, self.image_reader)
         self.in_flight += 1
         try:
             generation = await self._engine.generate(
@@ -113,8 +123,28 @@ class SampleEngine:
             )
         finally:
             self.touch(-1)
+        if images and generation.prompt_token_ids is not None:
+            self._check_expansion(token_ids, images, generation.prompt_token_ids)
         self.calls.append(generation)
         return generation
+
+    async def read_images(self, images: Sequence[Any]) -> list[Any]:
+        """The images as the engine and the trainer take them. Reading (a file, a URL) does not hold the loop up."""
+        return [await asyncio.to_thread(self.image_reader.read, i) for i in images] if images else []
+
+    def length(self, token_ids: Sequence[int], images: Sequence[Any]) -> int:
+        """Tokens of the model's input: those given, with the images in place of their placeholders."""
+        return len(token_ids) + extra_tokens(images, self.image_reader)
+
+    def _check_expansion(self, token_ids: Sequence[int], images: Sequence[Any], seen: Sequence[int]) -> None:
+        if isinstance(self.image_reader, TextOnly):
+            return
+        expected = expand(token_ids, images, self.image_reader)
+        if list(seen) != expected:
+            raise EngineError(
+                f"the engine put {len(seen)} tokens where the model's processor puts {len(expected)} for the same "
+                f"prompt with {len(images)} images: the trainer would train on another input than was sampled from"
+            )
 
     def touch(self, calls: int = 0) -> None:
         """From now on the agent's own time counts again; `calls` is added to the calls in flight."""
@@ -149,14 +179,19 @@ def prompt_budget(max_length: int, max_new_tokens: int | None) -> int:
     return allowed
 
 
-def fit_prompt(token_ids: Sequence[int], allowed: int, overlong: str) -> list[int]:
-    """The last `allowed` ids of a prompt; with overlong "drop" or "error" a longer prompt is a ValueError."""
+def fit_prompt(token_ids: Sequence[int], allowed: int, overlong: str, image_tokens: int = 0) -> list[int]:
+    """The last `allowed` ids of a prompt; with overlong "drop" or "error" a longer prompt is a ValueError.
+
+    image_tokens: what its images take beside the ids.
+    """
     assert allowed >= 1
-    if len(token_ids) <= allowed:
+    total = len(token_ids) + image_tokens
+    if total <= allowed:
         return list(token_ids)
     if overlong != "truncate":
+        images = f" ({image_tokens} of them for images)" if image_tokens else ""
         raise ValueError(
-            f"the prompt has {len(token_ids)} tokens and only {allowed} fit; raise --data.max_len, lower "
-            "--rollout.max_new_tokens or use --data.overlong_prompts truncate"
+            f"the prompt has {total} tokens{images} and only {allowed} fit; raise --data.max_len, lower "
+            "--rollout.max_new_tokens or use --data.overlong_prompts truncate (texts) or smaller images"
         )
     return list(token_ids[len(token_ids) - allowed :])

@@ -13,11 +13,13 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from openrlhf.agents.context import GroupContext, SampleEngine, fit_prompt, prompt_budget, sample_engine
 from openrlhf.agents.engine import Engine, SamplingParams, Tokenizer
 from openrlhf.agents.failures import EpisodeFailed, FailureLog, describe, trajectory_of
+from openrlhf.agents.images import check_count, expand_trajectory
 from openrlhf.agents.recorder import Outcome, Recorder
 from openrlhf.agents.results import as_trajectories
 from openrlhf.agents.rewards import RewardSource, apply_rewards
@@ -95,16 +97,29 @@ class AgentExecutorBase(ABC):
 
     def _sample_engine(self, item: PromptItem, ctx: GroupContext, sample_index: int) -> SampleEngine:
         return SampleEngine(
-            ctx.engine, group_id=item.group_id, sample_index=sample_index, seeds=ctx.seeds, limits=ctx.limits
+            ctx.engine,
+            group_id=item.group_id,
+            sample_index=sample_index,
+            seeds=ctx.seeds,
+            limits=ctx.limits,
+            image_reader=ctx.image_reader,
         )
 
     async def _run_sample(self, item: PromptItem, ctx: GroupContext, engine: SampleEngine) -> list[Trajectory]:
         try:
             async with _slot(ctx.slots, engine):
                 result = await self._call_execute(item, ctx, engine)
-            return as_trajectories(result, item, engine, ctx.max_length)
+            trajectories = as_trajectories(result, item, engine, ctx.max_length)
+            return [await self._as_trained(t, engine, ctx.max_length) for t in trajectories]
         except (Exception, SystemExit) as error:
             return [trajectory_of(error, item, engine.sample_index)]
+
+    async def _as_trained(self, trajectory: Trajectory, engine: SampleEngine, max_length: int) -> Trajectory:
+        """With the images read and in their places; see `images.expand_trajectory`."""
+        if not trajectory.images or trajectory.failed:
+            return trajectory
+        images = await engine.read_images(trajectory.images)
+        return expand_trajectory(replace(trajectory, images=tuple(images)), engine.image_reader, max_length)
 
     async def _call_execute(self, item: PromptItem, ctx: GroupContext, engine: SampleEngine) -> Any:
         arguments: dict[str, Any] = {
@@ -180,27 +195,32 @@ class _Episode:
         for turn in range(self.engine.limits.max_turns):
             result = await self._turn(agent, turn)
             totals.add(result)
-            if not self._append_feedback(result):
+            if not self._append_feedback(result, await self.engine.read_images(result.images)):
                 return totals.outcome(StopReason.DONE if result.done else StopReason.LENGTH)
             if result.done:
                 return totals.outcome(StopReason.DONE)
         return totals.outcome(StopReason.MAX_TURNS)
 
+    def _length(self) -> int:
+        return self.engine.length(self.recorder.token_ids, self.recorder.images)
+
     async def _start(self, agent: Any) -> None:
         states = {"observation": self.item.prompt, "label": self.item.label, "images": list(self.item.images)}
         self.text = read_observation(await self._await_agent(agent.reset(states), "reset()"))
         ids = self.tokenizer.encode(self.text, add_special_tokens=False)
+        images = await self.engine.read_images(self.item.images)
         allowed = prompt_budget(self.max_length, self.sampling.max_tokens)
-        kept = fit_prompt(ids, allowed, "error" if self.item.images else self.engine.limits.overlong)
+        overlong = "error" if images else self.engine.limits.overlong
+        kept = fit_prompt(ids, allowed, overlong, self.engine.length((), images))
         if len(kept) < len(ids):
             warn_truncated(len(ids), allowed)
             self.text = self.tokenizer.decode(kept, skip_special_tokens=False)
         if not kept:
             raise ValueError("the observation of reset() has no tokens; return at least one character")
-        self.recorder = Recorder(kept, self.item.images)
+        self.recorder = Recorder(kept, images)
 
     async def _turn(self, agent: Any, turn: int) -> StepResult:
-        budget = self.max_length - len(self.recorder)
+        budget = self.max_length - self._length()
         assert budget >= 1
         tokens = budget if self.sampling.max_tokens is None else min(budget, self.sampling.max_tokens)
         self.generating = True
@@ -225,16 +245,18 @@ class _Episode:
         self.sampling = result.sampling or self.sampling
         return result
 
-    def _append_feedback(self, result: StepResult) -> bool:
-        """False where the context is full afterwards. Feedback that does not fit is cut, its images are dropped."""
+    def _append_feedback(self, result: StepResult, images: Sequence[Any]) -> bool:
+        """False where the context is full afterwards. Feedback that does not fit is cut, or dropped with its images."""
         ids = self.tokenizer.encode(result.feedback, add_special_tokens=False) if result.feedback else []
-        room = self.max_length - len(self.recorder)
-        if len(ids) <= room:
+        check_count(ids, images, self.engine.image_reader)
+        room = self.max_length - self._length()
+        needed = self.engine.length(ids, images)
+        if needed <= room:
             self.recorder.append_environment(ids)
-            self.recorder.images.extend(result.images)
-        elif not result.images:
+            self.recorder.images.extend(images)
+        elif not images:
             self.recorder.append_environment(ids[:room])
-        return len(ids) < room
+        return needed < room
 
     async def _await_agent(self, result: Any, what: str) -> Any:
         if not inspect.isawaitable(result):
@@ -282,15 +304,16 @@ class SingleTurnExecutor(AgentExecutorBase):
         sampling = as_sampling(sampling_params)
         item = PromptItem(group_id=engine.group_id, prompt=prompt, label=label, images=tuple(images or ()))
         ids = hf_tokenizer.encode(prompt, add_special_tokens=False)
+        read = await engine.read_images(item.images)
         allowed = prompt_budget(max_length, sampling.max_tokens)
-        kept = fit_prompt(ids, allowed, "error" if images else engine.limits.overlong)
+        kept = fit_prompt(ids, allowed, "error" if read else engine.limits.overlong, engine.length((), read))
         if len(kept) < len(ids):
             warn_truncated(len(ids), allowed)
         if not kept:
             raise ValueError("the prompt has no tokens")
-        tokens = max_length - len(kept) if sampling.max_tokens is None else sampling.max_tokens
-        generation = await engine.generate(kept, sampling.with_(max_tokens=tokens), images)
-        recorder = Recorder(kept, item.images)
+        tokens = max_length - engine.length(kept, read) if sampling.max_tokens is None else sampling.max_tokens
+        generation = await engine.generate(kept, sampling.with_(max_tokens=tokens), read)
+        recorder = Recorder(kept, read)
         recorder.append_sampled(generation)
         if generation.finish_reason == "abort":
             raise aborted(recorder)

@@ -13,6 +13,7 @@ from openrlhf.agents.config import AgentConfig
 from openrlhf.agents.context import GroupContext, GroupExecutor
 from openrlhf.agents.engine import Engine, SamplingParams, Tokenizer
 from openrlhf.agents.executor import AgentExecutorBase
+from openrlhf.agents.images import ImageReader, TextOnly
 from openrlhf.agents.seeds import sample_seed
 from openrlhf.agents.types import PromptItem, Trajectory
 from openrlhf.agents.watchdog import Blocked, LoopWatchdog
@@ -26,6 +27,7 @@ class WorkerSettings:
     """What is the same for every group of a run. sampling: the template, without seed and max_tokens.
 
     max_length: `--data.max_len`. overlong: `--data.overlong_prompts`, for observations that agents write.
+    image_reader: of a vision-language model.
     """
 
     sampling: SamplingParams
@@ -35,6 +37,7 @@ class WorkerSettings:
     train_seed: int = 42
     overlong: str = "truncate"
     agent: AgentConfig = field(default_factory=AgentConfig)
+    image_reader: ImageReader = field(default_factory=TextOnly)
 
 
 class AgentWorker:
@@ -114,6 +117,7 @@ class AgentWorker:
             max_turns=agent.max_turns,
             overlong=settings.overlong,
             slots=self._slots,
+            image_reader=settings.image_reader,
         )
 
     async def close(self) -> None:

@@ -26,7 +26,7 @@ class Batch:
     versions [B, T] int32: weight version per sampled token, -1 elsewhere.
     rewards [B] float32: the scalar shaped reward (after baseline), to be placed on the last action token.
     margins [B] float32: by how much a chosen answer should win over its rejected one (the same on both rows of a pair).
-    extra: model inputs of other modalities (pixel_values, ...), never touched here.
+    extra: model inputs of other modalities (pixel_values, ...): a list of B tensors each, None for a row without.
     """
 
     tokens: Tensor
@@ -70,7 +70,7 @@ class Batch:
         return replace(self, **changes)
 
     def select(self, rows: Sequence[int] | Tensor) -> Batch:
-        """The given rows, cut to the longest of them. `extra` must be None or hold per-row lists."""
+        """The given rows, cut to the longest of them."""
         idx = torch.as_tensor(rows, dtype=torch.long)
         width = int(self.lengths[idx].max()) if len(idx) else 0
         changes: dict[str, Any] = {}

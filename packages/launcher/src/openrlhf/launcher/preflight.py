@@ -16,7 +16,8 @@ from openrlhf.agents.reward_file import check_reward_file
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.data.prompts import PromptDataset, load_prompts
-from openrlhf.launcher.tokenizers import load_tokenizer
+from openrlhf.launcher.tokenizers import load_tokenizer, load_vision_tokenizer
+from openrlhf.launcher.vision import VisionModel, find_vision, image_token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class Prepared:
     reward_file: CodeFile | None = None
     reward_urls: tuple[str, ...] = ()
     agent_file: CodeFile | None = None
+    vision: VisionModel | None = None
 
     @property
     def pad_token_id(self) -> int:
@@ -59,9 +61,16 @@ def prepare(config: TrainPPOConfig) -> Prepared:
             "nothing gives rewards: set --reward.remote_url (a URL or a .py file), --reward.model_name_or_path or "
             "--train.agent_func_path"
         )
-    tokenizer = load_tokenizer(model, fast=not config.data.disable_fast_tokenizer)
+    vision = check_vision(config, model)
+    fast = not config.data.disable_fast_tokenizer
+    token = None
+    if vision is None:
+        tokenizer = load_tokenizer(model, fast=fast)
+    else:
+        tokenizer, processor = load_vision_tokenizer(model, fast=fast)
+        token = image_token(processor)
     budget = config.rollout.max_new_tokens
-    prompts = load_prompts(config.data, tokenizer, max_new_tokens=budget, seed=config.train.seed)
+    prompts = load_prompts(config.data, tokenizer, max_new_tokens=budget, seed=config.train.seed, image_token=token)
     eval_prompts: list[PromptItem] = []
     if config.eval.dataset is not None and config.eval.steps > 0:
         evaluation = load_prompts(
@@ -71,6 +80,7 @@ def prepare(config: TrainPPOConfig) -> Prepared:
             seed=config.train.seed,
             dataset=config.eval.dataset,
             split=config.eval.split,
+            image_token=token,
         )
         eval_prompts = evaluation.items()
     return Prepared(
@@ -82,7 +92,30 @@ def prepare(config: TrainPPOConfig) -> Prepared:
         reward_file=reward_file,
         reward_urls=reward_urls,
         agent_file=agent_file,
+        vision=vision,
     )
+
+
+def check_vision(config: TrainPPOConfig, model: str) -> VisionModel | None:
+    """The actor's vision part, or ValueError for options that do not fit the model."""
+    vision = find_vision(model)
+    if vision is None:
+        for flag, given in (
+            (f"--data.max_images_per_prompt {config.data.max_images_per_prompt}", config.data.max_images_per_prompt),
+            ("--actor.freeze_visual_encoder", config.actor.freeze_visual_encoder),
+        ):
+            if given:
+                raise ValueError(
+                    f"{flag}: {model!r} is no vision-language model (its configuration has no vision_config); "
+                    "leave the flag out or give another --actor.model_name_or_path"
+                )
+        return None
+    if vision.linear_attention and (config.ds.attn_implementation or "").startswith("flash_attention"):
+        raise ValueError(
+            f"--ds.attn_implementation {config.ds.attn_implementation!r}: {model!r} has linear attention layers, which "
+            "its kernels do not know; use --ds.attn_implementation eager (or sdpa)"
+        )
+    return vision
 
 
 def check_model(path: str | None, flag: str) -> str:

@@ -28,9 +28,7 @@ NEVER: dict[str, tuple[tuple[str, ...], str]] = {
 _NOT_BUILT = "not built yet"
 
 _LATER = """
-    actor.freeze_visual_encoder
     data.dataloader_num_workers
-    data.max_images_per_prompt
 """
 
 NOT_YET: dict[str, tuple[tuple[str, ...], str]] = dict.fromkeys(_LATER.split(), ((RL,), _NOT_BUILT))

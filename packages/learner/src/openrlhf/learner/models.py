@@ -41,7 +41,12 @@ def load_module(spec: LearnerSpec, ds_config: dict[str, Any], device: torch.devi
             model = _pretrained(_backbone_class(), spec, config)
             head = build_head(config.get_text_config().hidden_size, weights, spec).to(DTYPES[spec.ds.param_dtype])
     module = LearnerModule(
-        model, head, head_name=head_name, temperature=spec.temperature, aux_loss=spec.aux_loss_coef > 0
+        model,
+        head,
+        head_name=head_name,
+        temperature=spec.temperature,
+        aux_loss=spec.aux_loss_coef > 0,
+        suppressed=spec.suppressed_token_ids,
     )
     _prepare(module, spec)
     if spec.trained and spec.ds.lora.rank > 0:

@@ -6,8 +6,9 @@ the positions asked for, in chunks, by calling the head module itself (ZeRO-3 ga
 
 from __future__ import annotations
 
+import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -44,12 +45,23 @@ class Readings(NamedTuple):
 
 
 class LearnerModule(nn.Module):
-    """A model with its head: a language model (`head` None) or a backbone with a scalar head."""
+    """A model with its head: a language model (`head` None) or a backbone with a scalar head.
+
+    suppressed: token ids without probability. They are part of the vocabulary again while it is empty.
+    """
 
     def __init__(
-        self, model: Any, head: nn.Linear | None, *, head_name: str, temperature: float, aux_loss: bool
+        self,
+        model: Any,
+        head: nn.Linear | None,
+        *,
+        head_name: str,
+        temperature: float,
+        aux_loss: bool,
+        suppressed: Sequence[int] = (),
     ) -> None:
         super().__init__()
+        self.suppressed = tuple(suppressed)
         self.model = model
         self.head = head
         self.head_name = head_name
@@ -67,7 +79,9 @@ class LearnerModule(nn.Module):
         if self.head is not None:
             return Readings(self.head(hidden).squeeze(-1).float(), None, aux)
         output_head = self.model.get_output_embeddings()
-        logprobs, entropy = output_head(hidden, inputs.targets, self.temperature, with_entropy, entropy_gradient)
+        logprobs, entropy = output_head(
+            hidden, inputs.targets, self.temperature, with_entropy, entropy_gradient, self.suppressed
+        )
         return Readings(logprobs, entropy, aux)
 
     def hf_name(self, name: str) -> str:
@@ -127,10 +141,14 @@ class LearnerModule(nn.Module):
         attention_mask stays None: padding is on the right, where a causal model never looks, and in a packed row a
         mask would switch off the separation of the samples. So would a cache.
         """
-        extra = {"output_router_logits": True} if self.aux_loss else {}
+        extra: dict[str, Any] = {"output_router_logits": True} if self.aux_loss else {}
+        positions: Tensor | None = inputs.position_ids
+        if inputs.images is not None:
+            extra |= self._image_inputs(inputs.input_ids, inputs.images)
+            positions = None  # many such models number the places of an image in rows and columns, each in its way
         outputs = model(
             input_ids=inputs.input_ids,
-            position_ids=inputs.position_ids,
+            position_ids=positions,
             attention_mask=None,
             use_cache=False,
             **extra,
@@ -138,9 +156,17 @@ class LearnerModule(nn.Module):
         assert getattr(outputs, "past_key_values", None) is None, "a key-value cache would let packed samples mix"
         return outputs
 
+    def _image_inputs(self, input_ids: Tensor, images: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The images, with the kind of every token (1: image, 0: text) for models that ask for it."""
+        if "mm_token_type_ids" not in inspect.signature(self.model.forward).parameters:
+            return images
+        return {**images, "mm_token_type_ids": (input_ids == self.model.config.image_token_id).long()}
+
     def _from_logits(self, inputs: ModelInputs, with_entropy: bool, entropy_gradient: bool) -> Readings:
         outputs = self._call(self.model, inputs)
         logits = outputs.logits.flatten(0, 1)[inputs.select]
+        if self.suppressed:
+            logits = logits.index_fill(-1, _index(self.suppressed, logits), float("-inf"))
         logprobs = logprobs_from_logits(logits, inputs.targets, self.temperature)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy = entropy_from_logits(logits, self.temperature) if with_entropy else None
@@ -160,13 +186,27 @@ class LearnerModule(nn.Module):
 
 
 def _chunked_head(
-    self: nn.Linear, hidden: Tensor, targets: Tensor, temperature: float, with_entropy: bool, entropy_gradient: bool
+    self: nn.Linear,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float,
+    with_entropy: bool,
+    entropy_gradient: bool,
+    suppressed: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor | None]:
     """Forward of a language-model head: log-probs [N] (and entropy [N]) instead of logits."""
+    bias = self.bias
+    if suppressed:  # a bias of minus infinity takes a token out of the distribution
+        bias = self.weight.new_zeros(len(self.weight)) if bias is None else bias
+        bias = bias.index_fill(0, _index(suppressed, bias), float("-inf"))
     logprobs, entropy = token_logprobs(
-        hidden, self.weight, targets, temperature=temperature, bias=self.bias, with_entropy=with_entropy
+        hidden, self.weight, targets, temperature=temperature, bias=bias, with_entropy=with_entropy
     )
     return logprobs, entropy if entropy is None or entropy_gradient else entropy.detach()
+
+
+def _index(ids: Sequence[int], like: Tensor) -> Tensor:
+    return torch.tensor(list(ids), dtype=torch.long, device=like.device)
 
 
 @contextmanager

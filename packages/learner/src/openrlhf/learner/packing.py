@@ -7,6 +7,7 @@ Anything else attends across samples without a word.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ class ModelInputs:
     targets: [N] int64, the token each of them predicts.
     rows, cols: [N] int64, where the results belong in [B, T].
     token_mask: [R, L] bool, False on padding.
+    images: the model's inputs beside the tokens (pixel_values, ...), of all images of the rows in order.
     """
 
     input_ids: Tensor
@@ -32,6 +34,7 @@ class ModelInputs:
     rows: Tensor
     cols: Tensor
     token_mask: Tensor
+    images: dict[str, Tensor] | None = None
 
     def scatter(self, values: Tensor, shape: torch.Size) -> Tensor:
         """[N] results to [B, T], 0 elsewhere; differentiable."""
@@ -72,6 +75,8 @@ def _inputs(batch: Batch, rows: Tensor, cols: Tensor, states: Tensor, *, packed:
     else:
         select = rows * width + states
         token_mask = mask
+    images = join_images(batch.extra, device)
+    assert images is None or not packed, "a packed row would lose the places of its images"
     return ModelInputs(
         input_ids=input_ids,
         position_ids=position_ids,
@@ -80,4 +85,13 @@ def _inputs(batch: Batch, rows: Tensor, cols: Tensor, states: Tensor, *, packed:
         rows=rows,
         cols=cols,
         token_mask=token_mask,
+        images=images,
     )
+
+
+def join_images(extra: dict[str, Any] | None, device: torch.device) -> dict[str, Tensor] | None:
+    """Per-row tensors (None for a row without images) -> one tensor per input, joined along the first dimension."""
+    if extra is None:
+        return None
+    present = {name: [t for t in rows if t is not None] for name, rows in extra.items()}
+    return {name: torch.cat(tensors).to(device) for name, tensors in present.items() if tensors} or None

@@ -31,6 +31,8 @@ class LearnerSpec:
     score_micro_batch_size, score_max_tokens: samples, or with dynamic batching tokens, per forward pass of `score`.
     aux_loss_coef: coefficient of the mixture-of-experts balance loss; 0 does not compute it.
     freeze_visual_encoder: train only parameters whose name has `language_model` or `lm_head` in it.
+    suppressed_token_ids: tokens that sampling never gives (those that stand for images); they have no probability here
+    either.
     offload: keep a frozen model in host memory between calls.
 
     Example: LearnerSpec(role=Role.POLICY, model_path="m", ds=DsConfig(param_dtype="fp32", attn_implementation="sdpa"),
@@ -49,6 +51,7 @@ class LearnerSpec:
     score_max_tokens: int | None = None
     aux_loss_coef: float = 0.0
     freeze_visual_encoder: bool = False
+    suppressed_token_ids: tuple[int, ...] = ()
     offload: bool = False
 
     def __post_init__(self) -> None:

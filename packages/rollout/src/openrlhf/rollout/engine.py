@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from openrlhf.agents.engine import EngineError, Generation, SamplingParams
 from openrlhf.rollout.engine_spec import EngineSpec
+from openrlhf.rollout.images import decode_image, image_digest
 from openrlhf.rollout.requests import (
     EngineDownError,
     GenerateRequest,
@@ -83,11 +84,14 @@ class VllmEngine:
         self,
         token_ids: Sequence[int],
         sampling: SamplingParams,
-        images: Sequence[Any] | None = None,
+        images: Sequence[bytes] | None = None,
         *,
         group_id: str = "",
     ) -> Generation:
-        """One sample. Raises RequestRejectedError (this request's fault) or EngineDownError (the engine's)."""
+        """One sample. images: contents of image files, one per placeholder.
+
+        Raises RequestRejectedError (this request's fault) or EngineDownError (the engine's).
+        """
         request_id = f"{group_id or 'request'}-{next(self._numbers)}"
         request = GenerateRequest(
             request_id=request_id, token_ids=token_ids, sampling=sampling, images=images, group_id=group_id
@@ -160,13 +164,18 @@ class VllmEngine:
         ids = list(request.token_ids)
         prompt: dict[str, Any] = {"prompt_token_ids": ids}
         if request.images:
-            prompt["multi_modal_data"] = {"image": list(request.images)}
+            prompt["multi_modal_data"] = {"image": [decode_image(content) for content in request.images]}
+            # Names for vLLM's caches: features of an older vision encoder must never match.
+            names = [f"v{self.version}-{image_digest(content)}" for content in request.images]
+            prompt["multi_modal_uuids"] = {"image": names}
         else:
             prompt["type"] = "token"  # nothing left to pre-process, so vLLM skips its thread pool
         if self.spec.enable_prefix_caching:
             # Cached prefixes of older weights must never match, also while paused requests still hold their blocks.
             prompt["cache_salt"] = f"v{self.version}"
-        output = await self._run(prompt, lambda: to_vllm_sampling(request.sampling), request.request_id)
+        output = await self._run(
+            prompt, lambda: to_vllm_sampling(request.sampling, self.spec.suppressed_token_ids), request.request_id
+        )
         completion = output.outputs[0]
         tokens = list(completion.token_ids)
         logprobs = list(completion.logprobs.logprobs) if tokens else []
@@ -345,10 +354,15 @@ class VllmEngine:
             raise EngineDownError(f"{self.name} did not {what} within {timeout_s:g} s") from error
 
 
-def to_vllm_sampling(sampling: SamplingParams) -> Any:
+SUPPRESSED = -100.0
+"""Added to a logit that must not be sampled: the most that vLLM takes. exp(-100) is nothing beside 1 in float32."""
+
+
+def to_vllm_sampling(sampling: SamplingParams, suppressed: Sequence[int] = ()) -> Any:
     """vLLM's own sampling parameters, every one set explicitly, for one sample (n = 1).
 
     Text is only decoded where stop strings need it. The stop string's tokens are part of the sample.
+    suppressed: token ids that are never sampled.
     """
     from vllm import SamplingParams as VllmSamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -368,6 +382,7 @@ def to_vllm_sampling(sampling: SamplingParams) -> Any:
         stop_token_ids=list(sampling.stop_token_ids) or None,
         ignore_eos=sampling.ignore_eos,
         seed=sampling.seed,
+        logit_bias=dict.fromkeys(suppressed, SUPPRESSED) or None,
         logprobs=0,
         flat_logprobs=True,
         detokenize=bool(sampling.stop),

@@ -33,7 +33,7 @@ class EngineSpec:
     executor: how vLLM runs its workers when tensor_parallel_size > 1: "mp" (one machine) or "ray".
     block_size: tokens per KV-cache block; None leaves it to vLLM. On CPU vLLM's own default is 128, so that shorter
     prompts never share a prefix: 32 there.
-    max_images_per_prompt: 0 for text-only.
+    max_images_per_prompt: 0 for text-only. suppressed_token_ids: never sampled (those that stand for images).
     engine_args: further vLLM arguments, as given by the user.
     """
 
@@ -51,6 +51,7 @@ class EngineSpec:
     seed: int = 0
     sync_backend: SyncBackend = "gloo"
     max_images_per_prompt: int = 0
+    suppressed_token_ids: tuple[int, ...] = ()
     max_num_seqs: int | None = None
     block_size: int | None = None
     trust_remote_code: bool = False
@@ -79,7 +80,7 @@ class EngineSpec:
             "logprobs_mode": "processed_logprobs",
             "disable_log_stats": True,
             # 0 keeps image inputs (and their warm-up) out of multimodal models that train on text alone.
-            "limit_mm_per_prompt": {"image": self.max_images_per_prompt},
+            "limit_mm_per_prompt": {"image": self.max_images_per_prompt, "video": 0, "audio": 0},
             "block_size": self.block_size or (32 if self.device == "cpu" else None),
         }
         if self.device == "cuda":
@@ -89,6 +90,7 @@ class EngineSpec:
             # vLLM 0.32 (`_bookkeeping_sync`) rewinds the generator of a seeded request when a step held only a part of
             # its prompt; generators on CPU can't rewind and the engine dies. Goes when vLLM leaves them alone.
             args["enable_chunked_prefill"] = False
+            args["skip_mm_profiling"] = True  # measures device memory
         if self.tensor_parallel_size > 1:
             args["distributed_executor_backend"] = self.executor
         if self.max_model_len is not None:

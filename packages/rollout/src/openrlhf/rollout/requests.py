@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from openrlhf.agents.engine import EngineError, SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateRequest:
-    """One sample to be generated. request_id names it in every message; group_id is its prompt group."""
+    """One sample to be generated. request_id names it in every message; group_id is its prompt group.
+
+    images: contents of image files, one for each placeholder among the tokens.
+    """
 
     request_id: str
     token_ids: Sequence[int]
     sampling: SamplingParams
-    images: Sequence[Any] | None = None
+    images: Sequence[bytes] | None = None
     group_id: str = ""
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 ZERO_WIDTH_SPACE = "\u200b"
 ESCAPE = "escape"
+IMAGE_TAG = "<image>"
 SPECIAL_TOKEN_POLICIES = ("warn", ESCAPE)
 
 
@@ -31,6 +32,8 @@ class ChatRenderer:
     special_tokens: what happens to special tokens spelled out in message text (`<|im_end|>` typed by a user):
     "warn" leaves them (they become real special tokens; `injected` counts the prompts), "escape" puts a zero-width
     space after their first character, so that they stay text in training and serving alike.
+    image_token: what stands for an image in the text of a vision-language model. In the texts of a prompt with images
+    every `<image>` is the place of one.
     """
 
     tokenizer: Any
@@ -38,6 +41,7 @@ class ChatRenderer:
     input_template: str | None = None
     special_tokens: str = "warn"
     injected: int = 0
+    image_token: str | None = None
 
     def __post_init__(self) -> None:
         if self.special_tokens not in SPECIAL_TOKEN_POLICIES:
@@ -55,17 +59,47 @@ class ChatRenderer:
         bos = self.tokenizer.bos_token
         adds_bos = bos is not None and self.tokenizer("a")["input_ids"][0] == self.tokenizer.bos_token_id
         self._bos = bos if adds_bos else ""
+        self._wants_parts = self.image_token is not None and self.apply_chat_template and self._drops_strings()
 
-    def render(self, value: Any, tools: Any = None) -> str:
-        """The prompt text of one field. `tools` is handed to the chat template. Raises PromptError."""
-        text = self._render_chat(value, tools) if self.apply_chat_template else self.plain(value)
+    def render(self, value: Any, tools: Any = None, images: int = 0) -> str:
+        """The prompt text of one field. `tools` is handed to the chat template. images: how many belong to it.
+
+        Raises PromptError, also where the text has not one place for every image.
+        """
+        if images and self.image_token is None:
+            raise PromptError(f"{images} images, but the model is no vision-language model")
+        if self.apply_chat_template:
+            text = self.template(self.messages(value, images), tools, answer_next=True)
+        else:
+            text = self.plain(value, images)
+        if self.image_token is not None:
+            self._check_places(text, images)
         if not text:
             raise PromptError("expected a prompt, got an empty string")
         return valid_unicode(text)
 
-    def plain(self, value: Any) -> str:
+    def _check_places(self, text: str, images: int) -> None:
+        assert self.image_token is not None
+        places = text.count(self.image_token)
+        if places != images:
+            raise PromptError(
+                f'{places} places for {images} images: write {IMAGE_TAG} in the text (or a {{"type": "image"}} part) '
+                f"once for every image; {self.image_token!r} stands for one too"
+            )
+
+    def _drops_strings(self) -> bool:
+        """Whether the chat template loses a message whose content is a string; some only know lists of parts."""
+        probe = [{"role": "user", "content": "openrlhf"}]
+        try:
+            return "openrlhf" not in self.tokenizer.apply_chat_template(probe, tokenize=False)
+        except Exception:  # templates raise whatever they like
+            return True
+
+    def plain(self, value: Any, images: int = 0) -> str:
         """Text without a chat template: the input template filled in, the BOS in front where the tokenizer adds one."""
         text = self.text(value)
+        if images and self.image_token is not None:
+            text = text.replace(IMAGE_TAG, self.image_token)
         if self.input_template is not None:
             text = self.input_template.replace("{}", text)
         return text if not self._bos or text.startswith(self._bos) else self._bos + text
@@ -78,10 +112,14 @@ class ChatRenderer:
             raise PromptError(f"expected a string, got {type(value).__name__}: {value!r:.80}")
         return valid_unicode(self._clean(value))
 
-    def messages(self, value: Any) -> list[dict[str, Any]]:
+    def messages(self, value: Any, images: int = 0) -> list[dict[str, Any]]:
         """A field as checked messages (a string is one user message), special tokens in them handled."""
         messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
         check_messages(messages)
+        if images:
+            messages = [{**m, "content": split_tags(m.get("content"))} for m in messages]
+        if self._wants_parts:
+            messages = [{**m, "content": as_parts(m.get("content"))} for m in messages]
         before = self.injected
         messages = [self._clean_message(m) for m in messages]
         self.injected = min(self.injected, before + 1)
@@ -100,9 +138,6 @@ class ChatRenderer:
         """Where the last special token in the text ends; 0 when there is none."""
         ends = [m.end() for m in self._special.finditer(text)] if self._special is not None else []
         return ends[-1] if ends else 0
-
-    def _render_chat(self, value: Any, tools: Any) -> str:
-        return self.template(self.messages(value), tools, answer_next=True)
 
     def _clean_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         calls = message.get("tool_calls")
@@ -133,6 +168,38 @@ def valid_unicode(text: str) -> str:
         wrong = text[error.start : error.end]
         raise PromptError(f"expected valid Unicode, got {wrong!r} ({error.reason})") from None
     return text
+
+
+def split_tags(content: Any) -> Any:
+    """Content with every `<image>` in its texts as a part of its own."""
+    if isinstance(content, str):
+        return _split(content) if IMAGE_TAG in content else content
+    if not isinstance(content, list):
+        return content
+    parts: list[Any] = []
+    for part in content:
+        if part.get("type") in ("image", "image_url"):
+            parts.append({"type": "image"})  # whatever it carries went to the images
+        elif isinstance(part.get("text"), str) and IMAGE_TAG in part["text"]:
+            parts.extend(_split(part["text"]))
+        else:
+            parts.append(part)
+    return parts
+
+
+def _split(text: str) -> list[dict[str, str]]:
+    parts: list[dict[str, str]] = []
+    for number, piece in enumerate(text.split(IMAGE_TAG)):
+        if number:
+            parts.append({"type": "image"})
+        if piece:
+            parts.append({"type": "text", "text": piece})
+    return parts
+
+
+def as_parts(content: Any) -> Any:
+    """A string as a list with one text part."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def check_messages(messages: Any) -> None:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.data.blend import Blend, blend, parse_probs
 from openrlhf.launcher.data.chat import ESCAPE, ChatRenderer, PromptError, row_tools
+from openrlhf.launcher.data.images import as_list, check_source, inline_images, read_image
 from openrlhf.launcher.data.locate import list_entries, open_dataset
 from openrlhf.launcher.data.rows import Row, Rows, has_key, lookup, no_field, require_fields, spell
 
@@ -110,12 +112,13 @@ def load_prompts(
     dataset: str | None = None,
     split: str | None = None,
     special_tokens: str = "warn",
+    image_token: str | None = None,
 ) -> PromptDataset:
     """Find, check and measure the prompts. Needs the tokenizer, no model.
 
     max_new_tokens: `--rollout.max_new_tokens`; the prompt budget is `data.max_len` minus this (or minus 1).
     dataset, split: the evaluation's, in place of `data.prompt_dataset` and `data.prompt_split`.
-    special_tokens: see `ChatRenderer`.
+    special_tokens: see `ChatRenderer`. image_token: what stands for an image in the texts of a vision-language model.
     Raises ValueError: nothing found at a path, a key that no row has (with the available columns), a bad row (with
     its place, field and what was expected), an overlong prompt under `--data.overlong_prompts error`.
     """
@@ -127,6 +130,7 @@ def load_prompts(
         apply_chat_template=data.apply_chat_template,
         input_template=data.input_template,
         special_tokens=special_tokens,
+        image_token=image_token,
     )
     reader = PromptReader(data, renderer, prompt_budget(data.max_len, max_new_tokens))
     sources = [open_dataset(e, split=split or data.prompt_split, flag=flag) for e in entries]
@@ -160,11 +164,18 @@ class PromptReader:
         self.renderer = renderer
         self.budget = budget
 
-    def read(self, rows: Rows, index: int) -> tuple[str, Any, Sequence[Any], str]:
-        """(prompt, label, images, datasource) of a checked row; the prompt is cut to its budget."""
+    def read(self, rows: Rows, index: int) -> tuple[str, Any, Sequence[bytes], str]:
+        """(prompt, label, images, datasource) of a checked row; the prompt is cut to its budget.
+
+        Raises ValueError for an image that can't be read, with the row.
+        """
         row = rows[index]
+        values = self.images(row)
         text = self.render(row)
-        images = self.images(row)
+        try:
+            images = tuple(read_image(value, _folder(rows)) for value in values)
+        except ValueError as error:
+            raise ValueError(f"{rows.where(index)}, field {self.data.image_key!r}: {error}") from error
         if not images and not self.surely_fits(text):
             text = truncate_left(text, self.renderer.tokenizer, self.budget)
         label = "" if self.data.label_key is None else rows.spelled(index, self.data.label_key)
@@ -174,12 +185,11 @@ class PromptReader:
         """The prompt text, not cut. Raises PromptError."""
         if not has_key(row, self.data.input_key):
             raise PromptError("expected a prompt, but the row has no such field")
-        return self.renderer.render(lookup(row, self.data.input_key), row_tools(row))
+        return self.renderer.render(lookup(row, self.data.input_key), row_tools(row), len(self.images(row)))
 
     def images(self, row: Row) -> Sequence[Any]:
-        """The row's images as the file has them; one image is a list of one. Raises PromptError on too many."""
-        value = lookup(row, self.data.image_key)
-        images = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+        """The row's images as the file has them, or those that its messages carry. Raises PromptError on too many."""
+        images = as_list(lookup(row, self.data.image_key)) or inline_images(lookup(row, self.data.input_key))
         if len(images) > self.data.max_images_per_prompt:
             raise PromptError(
                 f"{len(images)} images in field {self.data.image_key!r}, but --data.max_images_per_prompt is "
@@ -190,6 +200,12 @@ class PromptReader:
     def surely_fits(self, text: str) -> bool:
         """True where no tokenizer can need more tokens than the budget: ASCII text has at most one per character."""
         return text.isascii() and len(text) + _EXTRA_TOKENS <= self.budget
+
+
+def _folder(rows: Rows) -> Path | None:
+    """Where relative image paths of a file may start from, beside the working directory."""
+    path = Path(rows.name)
+    return path if path.is_dir() else path.parent if path.is_file() else None
 
 
 def truncate_left(text: str, tokenizer: Any, budget: int) -> str:
@@ -226,12 +242,16 @@ def _scan(rows: Rows, reader: PromptReader, flag: str, *, limit: int) -> np.ndar
     for index, row in enumerate(islice(rows, size)):
         field = data.input_key
         try:
+            field = data.image_key
+            images = reader.images(row)
+            field = data.input_key
             prompt = lengths.key(row)
             if not lengths.seen(index, prompt):
-                lengths.add(index, prompt, reader.render(row), measure=lookup(row, data.image_key) is None)
+                lengths.add(index, prompt, reader.render(row), measure=not images)
             field = data.image_key
-            reader.images(row)
-        except PromptError as error:
+            for image in images:
+                check_source(image, _folder(rows))
+        except ValueError as error:
             raise ValueError(f"{rows.where(index)}, field {field!r}: {error}") from error
         labels += data.label_key is None or has_key(row, data.label_key)
     if labels == 0:
@@ -252,7 +272,7 @@ class _Lengths:
     def key(self, row: Row) -> int:
         """The same number for rows whose prompts have the same length."""
         data = self._reader.data
-        return hash(repr((lookup(row, data.input_key), row.get("tools"), lookup(row, data.image_key) is None)))
+        return hash(repr((lookup(row, data.input_key), row.get("tools"), len(self._reader.images(row)))))
 
     def seen(self, index: int, key: int) -> bool:
         """True, and the row is settled, where the same prompt came before."""

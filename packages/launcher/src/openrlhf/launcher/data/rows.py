@@ -18,6 +18,12 @@ from typing import Any, Protocol
 Row = Mapping[str, Any]
 _MISSING = object()
 _SCAN_BATCH = 1000
+USUAL_NAMES = {
+    "--data.input_key": ("prompt", "problem", "question", "query", "messages", "conversations", "instruction", "input"),
+    "--data.label_key": ("label", "answer", "solution", "ground_truth", "target", "output"),
+    "--data.image_key": ("images", "image"),
+}
+"""Field names that data sets use for what a flag names, most usual first."""
 
 
 class Rows(Protocol):
@@ -314,9 +320,20 @@ def chain(parts: Sequence[Rows], name: str) -> Rows:
 def require_fields(rows: Rows, wanted: Sequence[tuple[str, str]]) -> None:
     """ValueError when a (flag, key) that was asked for is in no row: with the fields that are there."""
     first = rows[0]
-    for flag, key in wanted:
-        if not has_key(first, key) and key not in rows.columns and key.split(".")[0] not in rows.columns:
-            raise ValueError(no_field(flag, key, rows))
+    missing = [
+        (flag, key)
+        for flag, key in wanted
+        if not has_key(first, key) and key not in rows.columns and key.split(".")[0] not in rows.columns
+    ]
+    for flag, key in missing:
+        raise ValueError(no_field(flag, key, rows) + _suggestion([flag for flag, _ in missing], rows))
+
+
+def _suggestion(flags: Sequence[str], rows: Rows) -> str:
+    """The flags to paste, where the usual names tell which fields are meant."""
+    found = [(flag, next((n for n in USUAL_NAMES.get(flag, ()) if n in rows.columns), None)) for flag in flags]
+    line = " ".join(f"{flag} {name}" for flag, name in found if name is not None)
+    return f"; try {line}" if line else ""
 
 
 def no_field(flag: str, key: str, rows: Rows) -> str:

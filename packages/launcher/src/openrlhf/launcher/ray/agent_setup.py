@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from openrlhf.agents.agent_file import load_executor
 from openrlhf.agents.context import GroupExecutor
 from openrlhf.agents.executor import SingleTurnExecutor
+from openrlhf.agents.images import TextOnly
 from openrlhf.agents.reward_process import RewardPool
 from openrlhf.agents.watchdog import Blocked
 from openrlhf.agents.worker import AgentWorker, WorkerSettings
 from openrlhf.launcher.ray.agent_spec import AgentSpec
 from openrlhf.launcher.rewards.http import HttpRewardSource, RetryPolicy
 from openrlhf.launcher.tokenizers import load_tokenizer
+from openrlhf.launcher.vision import ImageProcessor
 from openrlhf.rollout.router import EngineClient, Router
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ async def build_worker(spec: AgentSpec, clients: Sequence[EngineClient], number:
             train_seed=spec.seed,
             overlong=spec.overlong,
             agent=spec.agent,
+            image_reader=ImageProcessor(spec.tokenizer_path) if spec.vision else TextOnly(),
         ),
         on_blocked=_leave,
         closers=[] if source is None else [source.close],

@@ -11,7 +11,10 @@ from openrlhf.agents.files import CodeFile
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSpec:
-    """Files travel by content, so that they work on nodes without a shared disk. reward_urls: HTTP reward servers."""
+    """Files travel by content, so that they work on nodes without a shared disk. reward_urls: HTTP reward servers.
+
+    vision: whether the model takes images.
+    """
 
     tokenizer_path: str
     use_fast_tokenizer: bool
@@ -22,6 +25,7 @@ class AgentSpec:
     seed: int
     overlong: str
     agent: AgentConfig
+    vision: bool = False
     agent_file: CodeFile | None = None
     reward_file: CodeFile | None = None
     reward_urls: tuple[str, ...] = ()

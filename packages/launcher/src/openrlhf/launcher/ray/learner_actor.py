@@ -135,6 +135,7 @@ class LearnerActor:
         self.sender: Sender | None = None
         self.plan: BucketPlan | None = None
         self.bucket_bytes = 0
+        self.skip_frozen = False
         self.trainer = RankTrainer(Learner(spec), config, resolve=_resolve)
 
     def open_weight_group(self, world_size: int, generation: int, transfer: Transfer) -> Any:
@@ -152,12 +153,13 @@ class LearnerActor:
         if self.sender is not None:
             self.sender.connect()
 
-    def plan_push(self, bucket_bytes: int) -> BucketPlan:
-        """All ranks: what a push moves, in which buckets."""
+    def plan_push(self, bucket_bytes: int, skip_frozen: bool) -> BucketPlan:
+        """All ranks: what pushes move from now on, in which buckets. skip_frozen: only what is trained."""
         from openrlhf.rollout.weights.wire import TensorSpec, plan_buckets
 
         self.bucket_bytes = bucket_bytes
-        infos = self.trainer.learner.weight_metadata()
+        self.skip_frozen = skip_frozen
+        infos = self.trainer.learner.weight_metadata(skip_frozen=skip_frozen)
         specs = [TensorSpec(i.name, str(i.dtype).removeprefix("torch."), i.shape) for i in infos]
         self.plan = plan_buckets(specs, bucket_bytes)
         return self.plan
@@ -167,7 +169,7 @@ class LearnerActor:
         from openrlhf.rollout.weights.sender import drain
 
         assert self.plan is not None, "plan_push() comes before push()"
-        stream = self.trainer.learner.named_parameter_buckets(self.bucket_bytes)
+        stream = self.trainer.learner.named_parameter_buckets(self.bucket_bytes, skip_frozen=self.skip_frozen)
         if self.sender is None:
             drain(stream)
         else:

@@ -34,6 +34,7 @@ from openrlhf.launcher.ray.weight_push import Pause, WeightPush
 from openrlhf.launcher.saved import config_toml
 from openrlhf.launcher.trainer.loop import MetricSink, TrainerParts
 from openrlhf.launcher.trainer.rank_config import RankConfig, rank_config
+from openrlhf.launcher.vision import VisionModel
 from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.rollout.engine_spec import EngineSpec, parse_engine_args
 
@@ -51,7 +52,7 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
     began = time.perf_counter()
     environment = cluster.worker_environment() | extra_noset(os.environ)
     reservation = Reservation(plan_placement(config, gpus=cluster.gpus, nodes=cluster.nodes))
-    fleet = start_fleet(config, reservation, environment, gpus=cluster.gpus)
+    fleet = start_fleet(config, prepared, reservation, environment, gpus=cluster.gpus)
     if config.vllm.enable_sleep:  # the models need the memory that the engines measure at their start
         await fleet.wait_started()
         await fleet.sleep()
@@ -111,10 +112,15 @@ async def _wait_learners(groups: Groups) -> None:
 
 
 def start_fleet(
-    config: TrainPPOConfig, reservation: Reservation, environment: Mapping[str, str], *, gpus: int
+    config: TrainPPOConfig,
+    prepared: Prepared,
+    reservation: Reservation,
+    environment: Mapping[str, str],
+    *,
+    gpus: int,
 ) -> EngineFleet:
     """One engine actor per --vllm.num_engines."""
-    specs = engine_specs(config, gpus=gpus)
+    specs = engine_specs(config, gpus=gpus, vision=prepared.vision)
     actor = ray.remote(EngineActor)
 
     def spawn(number: int) -> Any:
@@ -131,7 +137,7 @@ def _user_values(names: Mapping[str, str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def engine_specs(config: TrainPPOConfig, *, gpus: int) -> list[EngineSpec]:
+def engine_specs(config: TrainPPOConfig, *, gpus: int, vision: VisionModel | None = None) -> list[EngineSpec]:
     """What every engine is started with."""
     vllm = config.vllm
     assert config.actor.model_name_or_path is not None
@@ -152,6 +158,7 @@ def engine_specs(config: TrainPPOConfig, *, gpus: int) -> list[EngineSpec]:
             seed=config.train.seed + i,
             sync_backend=vllm.sync_backend,
             max_images_per_prompt=config.data.max_images_per_prompt,
+            suppressed_token_ids=() if vision is None else vision.suppressed,
             engine_args=parse_engine_args(vllm.engine_args),
         )
         for i in range(vllm.num_engines or 0)
@@ -170,7 +177,9 @@ def start_learners(
     """All learner ranks of all roles; their set-up runs on."""
     horizon = optimizer_step_horizon(config, len(prepared.prompts))
     groups: Groups = {}
-    ranks_config = rank_config(config, pad_token_id=prepared.pad_token_id)
+    vision = prepared.vision
+    processor = None if vision is None else vision.path
+    ranks_config = rank_config(config, pad_token_id=prepared.pad_token_id, processor_path=processor)
     actor = ray.remote(LearnerActor)
     for role in reservation.plan.seats:
         if role == "engine":
@@ -185,7 +194,7 @@ def start_learners(
             hidden_size=prepared.hidden_size,
             tensor_parallel=config.ds.tensor_parallel_size,
         )
-        groups[role] = (group, _set_up(group, learner_spec(config, Role(role), horizon), ranks_config))
+        groups[role] = (group, _set_up(group, learner_spec(config, Role(role), horizon, vision), ranks_config))
     return groups
 
 
@@ -214,7 +223,7 @@ def _set_up(group: RankGroup, spec: LearnerSpec, config: RankConfig) -> list[ray
     ]
 
 
-def learner_spec(config: TrainPPOConfig, role: Role, horizon: int) -> LearnerSpec:
+def learner_spec(config: TrainPPOConfig, role: Role, horizon: int, vision: VisionModel | None = None) -> LearnerSpec:
     """What a role's ranks load and how they train."""
     entity = {Role.CRITIC: config.critic}.get(role, config.actor)
     path = {
@@ -235,7 +244,8 @@ def learner_spec(config: TrainPPOConfig, role: Role, horizon: int) -> LearnerSpe
         score_micro_batch_size=config.rollout.micro_batch_size,
         score_max_tokens=config.rollout.max_tokens_per_gpu,
         aux_loss_coef=config.actor.aux_loss_coef if role in (Role.POLICY, Role.CRITIC) else 0.0,
-        freeze_visual_encoder=config.actor.freeze_visual_encoder,
+        freeze_visual_encoder=config.actor.freeze_visual_encoder and role is Role.POLICY,
+        suppressed_token_ids=() if vision is None else vision.suppressed,
         offload=offload,
     )
 
@@ -287,6 +297,7 @@ def agent_spec(config: TrainPPOConfig, prepared: Prepared) -> AgentSpec:
         seed=config.train.seed,
         agent=config.agent,
         overlong=config.data.overlong_prompts,
+        vision=prepared.vision is not None,
         agent_file=prepared.agent_file,
         reward_file=prepared.reward_file,
         reward_urls=prepared.reward_urls,

@@ -46,6 +46,8 @@ class WeightPush:
     tolerance: largest mean |log-prob difference| between trainer and engine after a push. vocab_size: of the
     model, for the fixed sequences of the check. pause: how engines are made ready for a push; None: they are idle.
     last_bytes: what the last push sent to every engine worker. lock: the fleet's.
+
+    The first push over a new connection moves everything, those after it only what is trained.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class WeightPush:
         self._generation = 0
         self._connected = False
         self._plan: BucketPlan | None = None
+        self._plan_skips = False
+        self._whole_sent = False
         self.last_bytes = 0
 
     async def push(self, policy: RankGroup, version: int) -> dict[str, float]:
@@ -128,9 +132,11 @@ class WeightPush:
     async def _push_once(self, policy: RankGroup, version: int) -> None:
         if not self._connected:
             await self._connect(policy)
-        if self._plan is None:
-            refs = policy.call_actor("plan_push", self._bucket_bytes)
+        skip_frozen = self._whole_sent
+        if self._plan is None or self._plan_skips != skip_frozen:
+            refs = policy.call_actor("plan_push", self._bucket_bytes, skip_frozen)
             self._plan = (await policy.wait(refs, "weight push plan", PUSH_TIMEOUT))[0]
+            self._plan_skips = skip_frozen
         assert self._plan is not None
         if self._backend == "ipc":  # the trainer hands the buffers over itself
             await self._fleet.on_each("weight push start", "start_weight_update")
@@ -141,6 +147,7 @@ class WeightPush:
         else:
             await _both(sending, self._fleet.receive_weights(self._plan, version, timeout=PUSH_TIMEOUT))
         self.last_bytes = self._plan.nbytes
+        self._whole_sent = True
 
     async def _connect(self, policy: RankGroup) -> None:
         self._generation += 1
@@ -152,6 +159,7 @@ class WeightPush:
         connecting = policy.wait(policy.call_actor("connect_weight_group"), "weight group", CONNECT_TIMEOUT)
         await _both(connecting, self._fleet.join_weight_group(opened[0], timeout=CONNECT_TIMEOUT))
         self._connected = True
+        self._whole_sent = False
 
     async def _check(self, policy: RankGroup) -> float:
         refs = policy.call("check_logprobs", self._rows)

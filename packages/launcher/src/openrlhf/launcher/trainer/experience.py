@@ -6,11 +6,13 @@ Nothing is computed here that learns: no advantage, no baseline; rewards come in
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from openrlhf.agents.types import Trajectory
 from openrlhf.core.batch import Batch, pad_rows
+from openrlhf.launcher.trainer.images import ImageTensors, image_rows
 from openrlhf.launcher.trainer.samples import cut
 
 
@@ -21,14 +23,16 @@ def build_batch(
     rewards: Sequence[float],
     max_len: int,
     pad_token_id: int = 0,
+    image_processor: ImageTensors | None = None,
 ) -> Batch:
     """Samples as a right-padded `Batch` of [B, T], T = the longest of them, at most `max_len`.
 
     trajectories: B samples, none of them failed. indices: their numbers in the rollout batch. rewards: shaped, after
     the baseline. Tokens beyond `max_len` are cut off with everything that belongs to them.
     Where no token was sampled, rollout_logprobs is 0 and versions is -1, whatever the trajectory holds there.
-    `extra["images"]` lists the images per sample when there are any.
-    Raises ValueError for lists of different lengths and for a sample whose first token is trainable.
+    image_processor: turns the samples' images into `extra`; without one, images are an error.
+    Raises ValueError for lists of different lengths, for a sample whose first token is trainable, and for images that
+    a text model would have to see.
     """
     if not len(trajectories) == len(indices) == len(rewards):
         raise ValueError(
@@ -53,5 +57,16 @@ def build_batch(
         rollout_logprobs=logprobs.masked_fill(~action_mask, 0.0),
         versions=versions.masked_fill(~action_mask, -1),
         rewards=torch.tensor(list(rewards), dtype=torch.float32),
-        extra={"images": [list(r.images) for r in rows]} if any(r.images for r in rows) else None,
+        extra=_images(rows, image_processor),
     )
+
+
+def _images(rows: Sequence[Trajectory], processor: ImageTensors | None) -> dict[str, list[Any]] | None:
+    if not any(row.images for row in rows):
+        return None
+    if processor is None:
+        raise ValueError(
+            "samples come with images, but --actor.model_name_or_path is no vision-language model (its configuration "
+            "has no vision_config)"
+        )
+    return image_rows([row.images for row in rows], processor)

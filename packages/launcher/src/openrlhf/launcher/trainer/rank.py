@@ -21,6 +21,7 @@ from openrlhf.core.rewards import token_rewards
 from openrlhf.launcher.trainer.experience import build_batch
 from openrlhf.launcher.trainer.protocols import SampleRef
 from openrlhf.launcher.trainer.rank_config import RankConfig
+from openrlhf.launcher.vision import ImageProcessor, load_processor
 from openrlhf.learner.learner import Learner
 from openrlhf.learner.objective import Objective, PolicyObjective, ValueObjective
 
@@ -43,6 +44,7 @@ class RankTrainer:
         self._resolve = resolve
         self._batch: Batch | None = None
         self._rows: list[list[int]] = []
+        self._images = None if config.processor_path is None else ImageProcessor(config.processor_path)
         learner.sleep()
 
     def load(self, shares: Sequence[Sequence[SampleRef]]) -> Batch:
@@ -58,6 +60,7 @@ class RankTrainer:
             rewards=[s.reward for s in samples],
             max_len=self.config.max_len,
             pad_token_id=self.config.pad_token_id,
+            image_processor=self._images,
         )
         return self._batch
 
@@ -149,26 +152,33 @@ class RankTrainer:
         return metric_names(sums, self.learner.spec.role)
 
     def check_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probs of fixed token rows of equal length at temperature 1, 0.0 for each row's first token."""
+        """Log-probs of fixed token rows of equal length at temperature 1, 0.0 for each row's first token.
+
+        Over the whole vocabulary, as an engine scores a prompt.
+        """
         tokens = torch.tensor(rows, dtype=torch.long)
         mask = torch.ones_like(tokens, dtype=torch.bool)
         action = mask.clone()
         action[:, 0] = False
         batch = Batch(tokens=tokens, attention_mask=mask, action_mask=action, index=torch.arange(len(rows)))
         module = self.learner.module
-        sampling, module.temperature = module.temperature, 1.0
+        sampling = module.temperature, module.suppressed
+        module.temperature, module.suppressed = 1.0, ()
         try:
             scored = self.learner.score(batch).logprobs
         finally:
-            module.temperature = sampling
+            module.temperature, module.suppressed = sampling
         assert scored is not None, "only language models are checked"
         return scored.tolist()
 
     def export(self, path: str, tokenizer_path: str) -> None:
-        """Write the model with the tokenizer of another folder or hub name."""
+        """Write the model with the tokenizer (or the processor, which holds it) of another folder or hub name."""
         from transformers import AutoTokenizer
 
-        self.learner.export_hf(path, AutoTokenizer.from_pretrained(tokenizer_path))
+        if self.config.processor_path is not None:
+            self.learner.export_hf(path, load_processor(tokenizer_path))
+        else:
+            self.learner.export_hf(path, AutoTokenizer.from_pretrained(tokenizer_path))
 
     def save(self, folder: str) -> None:
         """Write this rank's part of a checkpoint; rank 0 makes the folder."""

@@ -10,7 +10,10 @@ from openrlhf.launcher.config import TrainPPOConfig
 
 @dataclass(frozen=True, kw_only=True)
 class RankConfig:
-    """Beside its learner's own specification. agg_constant: divisor of loss_agg_mode seq-mean-token-sum-norm."""
+    """Beside its learner's own specification.
+
+    agg_constant: divisor of loss_agg_mode seq-mean-token-sum-norm. processor_path: of a vision-language model.
+    """
 
     algo: AlgoConfig
     policy_loss: PolicyLossConfig
@@ -18,10 +21,11 @@ class RankConfig:
     max_len: int
     agg_constant: float
     pad_token_id: int
+    processor_path: str | None = None
     force_old_logprobs: bool = False
 
 
-def rank_config(config: TrainPPOConfig, *, pad_token_id: int) -> RankConfig:
+def rank_config(config: TrainPPOConfig, *, pad_token_id: int, processor_path: str | None = None) -> RankConfig:
     """From the resolved configuration."""
     return RankConfig(
         algo=config.algo,
@@ -30,4 +34,5 @@ def rank_config(config: TrainPPOConfig, *, pad_token_id: int) -> RankConfig:
         max_len=config.data.max_len,
         agg_constant=float(config.rollout.max_new_tokens or config.data.max_len),
         pad_token_id=pad_token_id,
+        processor_path=processor_path,
     )

@@ -1,0 +1,154 @@
+"""Vision-language models in the learner: images of a batch, tokens without probability, a frozen encoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from openrlhf.core.batch import Batch, pad_rows
+from openrlhf.learner.config import DsConfig, OptimConfig
+from openrlhf.learner.models import load_module
+from openrlhf.learner.modules import LearnerModule
+from openrlhf.learner.packing import build_inputs
+from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.learner.weights import metadata
+from support.vision_models import FAMILIES, vision_model
+
+CPU = torch.device("cpu")
+IMAGE = {"llava": 3}  # the others': 5
+GRIDS = ((4, 4), (4, 6), (8, 4))
+SUPPRESSED = (3, 4, 5, 6)
+# Of the largest gradient. Layers of linear attention work in chunks whose borders move with the padding: more rounding.
+TOLERANCE = {"qwen3_5": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vision")
+    for family in FAMILIES:
+        vision_model(family).save_pretrained(folder / family)
+    return folder
+
+
+def load(path: Path, **changes: Any) -> LearnerModule:
+    ds = DsConfig(param_dtype="fp32", attn_implementation="sdpa")
+    module = load_module(LearnerSpec(role=Role.POLICY, model_path=str(path), ds=ds, **changes), {}, CPU)
+    module.choose_head_path(CPU)
+    return module
+
+
+def image(family: str, number: int) -> tuple[list[int], dict[str, Tensor]]:
+    """Tokens and random pixels of one image; the numbers have different sizes where the family knows sizes."""
+    generator = torch.Generator().manual_seed(number)
+    token = IMAGE.get(family, 5)
+    if family == "llava":
+        return [token] * 4, {"pixel_values": torch.randn(1, 3, 28, 28, generator=generator)}
+    rows, columns = GRIDS[number % len(GRIDS)]
+    width = 1176 if family == "qwen2_5_vl" else 384
+    pixels = torch.randn(rows * columns, width, generator=generator)
+    return [token] * (rows * columns // 4), {
+        "pixel_values": pixels,
+        "image_grid_thw": torch.tensor([[1, rows, columns]]),
+    }
+
+
+def make_batch(family: str) -> Batch:
+    """Four samples: two images, none, one, one; different lengths."""
+    samples, tensors = [], []
+    for row, numbers in enumerate([(0, 1), (), (2,), (4,)]):
+        prompt, parts = [40 + row], []
+        for number in numbers:
+            tokens, inputs = image(family, number)
+            prompt += [*([] if family == "llava" else [3]), *tokens, 50 + number]
+            parts.append(inputs)
+        samples.append(([*prompt, 60, 61], [70 + row * 5 + i for i in range(3 + row)]))
+        tensors.append({k: torch.cat([p[k] for p in parts]) for k in parts[0]} if parts else None)
+    rows = [p + a for p, a in samples]
+    width = max(map(len, rows))
+    names = list(next(t for t in tensors if t is not None))
+    return Batch(
+        tokens=pad_rows(rows, width=width, value=0, dtype=torch.long),
+        attention_mask=pad_rows([[1] * len(r) for r in rows], width=width, value=0, dtype=torch.bool),
+        action_mask=pad_rows([[0] * len(p) + [1] * len(a) for p, a in samples], width=width, value=0, dtype=torch.bool),
+        index=torch.arange(len(rows)),
+        extra={k: [None if t is None else t[k] for t in tensors] for k in names},
+    )
+
+
+def logprobs(module: LearnerModule, batch: Batch) -> Tensor:
+    inputs = build_inputs(batch, batch.action_mask, packed=False)
+    return inputs.scatter(module(inputs).primary, batch.tokens.shape)
+
+
+def gradients(module: LearnerModule, batches: list[Batch]) -> dict[str, Tensor]:
+    module.zero_grad()
+    for batch in batches:
+        logprobs(module, batch).sum().backward()
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_gradients_of_a_mixed_batch_equal_those_one_by_one(models: Path, family: str) -> None:
+    module = load(models / family, optim=OptimConfig(), suppressed_token_ids=SUPPRESSED[:3])
+    batch = make_batch(family)
+    together = gradients(module, [batch])
+    alone = gradients(module, [batch.select([row]) for row in range(batch.size)])
+    assert together.keys() == alone.keys()
+    assert any("vis" in name for name in together)
+    scale = max(float(g.abs().max()) for g in alone.values())
+    worst = max(float((together[n] - alone[n]).abs().max()) for n in alone)
+    assert worst / scale < TOLERANCE.get(family, 1e-6)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_images_move_the_log_probs(models: Path, family: str) -> None:
+    module, batch = load(models / family), make_batch(family)
+    assert batch.extra is not None
+    darker = batch.with_(
+        extra={**batch.extra, "pixel_values": [None if t is None else t - 1 for t in batch.extra["pixel_values"]]}
+    )
+    with torch.no_grad():
+        moved = (logprobs(module, batch) - logprobs(module, darker)).abs().amax(1)
+    assert moved[1] == 0.0
+    assert (moved[[0, 2, 3]] > 1e-4).all()
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_suppressed_tokens_have_no_probability(models: Path, chunked: bool) -> None:
+    module = load(models / "qwen3_vl", suppressed_token_ids=SUPPRESSED, temperature=0.7)
+    assert module.chunked_head
+    module.chunked_head = chunked
+    if not chunked:
+        del module.model.get_output_embeddings().forward  # the layer's own again
+    batch = make_batch("qwen3_vl").select([1])
+    inputs = build_inputs(batch, batch.action_mask, packed=False)
+    with torch.no_grad():
+        readings = module(inputs, with_entropy=True)
+        plain = vision_model("qwen3_vl").eval()(input_ids=batch.tokens).logits[0, inputs.select] / 0.7
+    plain[:, list(SUPPRESSED)] = float("-inf")
+    want = plain.log_softmax(-1)
+    torch.testing.assert_close(readings.primary, want.gather(1, inputs.targets[:, None])[:, 0], rtol=0, atol=1e-5)
+    entropy = -(want.exp() * want.clamp_min(-1e4)).sum(-1)
+    torch.testing.assert_close(readings.entropy, entropy, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_frozen_encoder_is_neither_trained_nor_sent(models: Path, family: str) -> None:
+    module = load(models / family, optim=OptimConfig(), freeze_visual_encoder=True)
+    sent = {info.name for info in metadata(module, skip_frozen=True)}
+    everything = {info.name for info in metadata(module, skip_frozen=False)}
+    assert sent < everything
+    assert not any("vis" in name or "projector" in name for name in sent)
+    assert any("vis" in name for name in everything - sent)
+    trained = gradients(module, [make_batch(family)])
+    assert all("language_model" in name or "lm_head" in name for name in trained)
+
+
+def test_packed_rows_with_images_are_refused(models: Path) -> None:
+    batch = make_batch("llava")
+    with pytest.raises(AssertionError, match="lose the places"):
+        build_inputs(batch, batch.action_mask, packed=True)

@@ -1,0 +1,88 @@
+"""A tiny vision-language model learns to name colours with the real command line: the guide's keys and flags."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import report
+
+from support.colours import REWARD, accuracy, make_namer, write_rows
+
+pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.timeout(3600)]
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
+PROMPTS, SAMPLES, STEPS = 12, 8, 60
+
+
+@pytest.fixture(scope="module")
+def namer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_namer(tmp_path_factory.mktemp("namer"))
+
+
+@pytest.fixture(scope="module")
+def pair_namer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_namer(tmp_path_factory.mktemp("pair_namer"), turns=2, steps=200)
+
+
+def command(model: str, rows: Path, folder: Path, source: dict[str, object], *switches: str) -> list[str]:
+    flags: dict[str, object] = {
+        "actor.model_name_or_path": model,
+        **source,
+        "data.prompt_dataset": rows,
+        "data.input_key": "prompt",
+        "data.label_key": "label",
+        "data.image_key": "images",
+        "data.max_len": 128,
+        "rollout.max_new_tokens": 10,
+        "algo.advantage.estimator": "reinforce_baseline",
+        "algo.kl.init_coef": 0,
+        "vllm.num_engines": 1,
+        "actor.adam.lr": 1.5e-3,
+        "actor.lr_scheduler": "constant_with_warmup",
+        "rollout.batch_size": PROMPTS,
+        "rollout.n_samples_per_prompt": SAMPLES,
+        "rollout.micro_batch_size": 96,
+        "train.batch_size": PROMPTS * SAMPLES,
+        "train.micro_batch_size": 96,
+        "logger.tensorboard_dir": folder / "tensorboard",
+        "ckpt.path": folder / "checkpoints",
+        "ckpt.output_dir": folder / "model",
+    }
+    pairs = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *pairs, "--data.apply_chat_template", *switches]
+
+
+def run(parts: list[str], folder: Path) -> list[float]:
+    """Runs the command to its end; the mean reward of every step."""
+    done = subprocess.run(parts, capture_output=True, text=True, timeout=1500, check=False, cwd=folder)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+    return [p.value for p in report.require(report.read_events(folder / "tensorboard"), report.REWARD)]
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_colour_naming_improves(namer: str, tmp_path: Path, freeze: bool) -> None:
+    rows, held_out = write_rows(tmp_path / "data", PROMPTS * STEPS, 1), write_rows(tmp_path / "data", 60, 2)
+    (tmp_path / "reward.py").write_text(REWARD)
+    before = accuracy(namer, held_out)
+    source: dict[str, object] = {"reward.remote_url": tmp_path / "reward.py", "data.max_images_per_prompt": 1}
+    switches = ["--actor.freeze_visual_encoder"] if freeze else []
+    rewards = run(command(namer, rows, tmp_path, source, *switches), tmp_path)
+    after = accuracy(str(tmp_path / "model"), held_out)
+    print(f"frozen {freeze}: {before:.3f} -> {after:.3f}; reward {[round(r, 3) for r in rewards[::6]]}")
+    assert before <= 0.45
+    assert after >= 0.8
+
+
+def test_two_pictures_improve(pair_namer: str, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "data", PROMPTS * STEPS, 3, turns=2)
+    source: dict[str, object] = {
+        "train.agent_func_path": EXAMPLES / "vlm_multiturn_agent.py",
+        "data.max_images_per_prompt": 2,
+    }
+    rewards = run(command(pair_namer, rows, tmp_path, source), tmp_path)
+    print(f"two pictures: reward {[round(r, 3) for r in rewards[::6]]}")
+    assert sum(rewards[:3]) / 3 <= 0.45
+    assert sum(rewards[-5:]) / 5 >= 0.8
