@@ -57,7 +57,7 @@ def write(rows, folder, split):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="geometry3k as JSONL and pictures")
     parser.add_argument("dataset", help="hub name, folder or file with the columns images, problem and answer")
     parser.add_argument("--output", type=Path, default=Path("data/geometry3k"))
     parser.add_argument("--splits", nargs="+", default=["train"])

@@ -77,7 +77,7 @@ def test_a_url_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
         code = 200 if url.endswith("red.png") else 404
         return httpx.Response(code, content=png(), request=httpx.Request("GET", url))
 
-    monkeypatch.setattr(module.httpx, "get", get)
+    monkeypatch.setattr(httpx, "get", get)
     assert read_image("https://host/red.png") == png()
     with pytest.raises(ValueError, match=r"image 'https://host/gone\.png' could not be fetched: .*404"):
         read_image("https://host/gone.png")

@@ -81,6 +81,9 @@ def test_numbers_on_tokens_that_were_not_sampled_are_ignored() -> None:
 class Sizes:
     """Stands for a processor: an image's only tensor is its length."""
 
+    def tokens(self, image: bytes) -> list[int]:
+        return [9] * len(image)
+
     def tensors(self, image: bytes) -> dict[str, torch.Tensor]:
         return {"size": torch.tensor([len(image)])}
 

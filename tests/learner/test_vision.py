@@ -13,7 +13,7 @@ from openrlhf.core.batch import Batch, pad_rows
 from openrlhf.learner.config import DsConfig, OptimConfig
 from openrlhf.learner.models import load_module
 from openrlhf.learner.modules import LearnerModule
-from openrlhf.learner.packing import build_inputs
+from openrlhf.learner.packing import build_inputs, with_probe
 from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.learner.weights import metadata
 from support.vision_models import FAMILIES, vision_model
@@ -146,6 +146,26 @@ def test_frozen_encoder_is_neither_trained_nor_sent(models: Path, family: str) -
     assert any("vis" in name for name in everything - sent)
     trained = gradients(module, [make_batch(family)])
     assert all("language_model" in name or "lm_head" in name for name in trained)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_a_probe_visits_the_encoder_and_changes_no_gradient(models: Path, family: str) -> None:
+    module, batch = load(models / family, optim=OptimConfig()), make_batch(family)
+    text, probe = batch.select([1]).with_(extra=None), batch.select([2])
+    probe = probe.with_(action_mask=probe.action_mask & (probe.action_mask.cumsum(1) == 1))
+    plain = gradients(module, [text])
+    module.zero_grad()
+    inputs = with_probe(text, probe)
+    got = inputs.scatter(module(inputs).primary, text.tokens.shape)
+    got.sum().backward()
+    probed = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    assert not any("vis" in name for name in plain)
+    visual = [g for name, g in probed.items() if name not in plain]
+    assert visual
+    assert all(not g.any() for g in visual)
+    assert torch.equal(got != 0, text.action_mask)
+    for name, gradient in plain.items():
+        torch.testing.assert_close(probed[name], gradient, rtol=0, atol=1e-5 * float(gradient.abs().max() + 1e-3))
 
 
 def test_packed_rows_with_images_are_refused(models: Path) -> None:

@@ -27,7 +27,7 @@ from openrlhf.learner.metrics import MetricSums
 from openrlhf.learner.models import reward_statistics
 from openrlhf.learner.modules import Readings, evaluating
 from openrlhf.learner.objective import ModelOutputs, Objective
-from openrlhf.learner.packing import ModelInputs, build_inputs, build_last_token_inputs
+from openrlhf.learner.packing import ModelInputs, build_inputs, build_last_token_inputs, has_images, with_probe
 from openrlhf.learner.setup import seed_everything, training_device
 from openrlhf.learner.spec import LearnerSpec, Role
 
@@ -53,7 +53,11 @@ class NonFiniteStepError(RuntimeError):
 
 
 class Learner:
-    """One rank. `init_distributed` must have run; every rank builds the same spec."""
+    """One rank. `init_distributed` must have run; every rank builds the same spec.
+
+    image_probe: one row with an image, of which one token counts as sampled; needed where some micro-batches have
+    images and others none (see `packing.with_probe`).
+    """
 
     def __init__(self, spec: LearnerSpec) -> None:
         self.spec = spec
@@ -67,6 +71,7 @@ class Learner:
         self.ema = None
         if spec.trained and spec.batch.enable_ema:
             self.ema = MovingAverage(self.module, self.tensor_parallel, spec.batch.ema_beta)
+        self.image_probe: Batch | None = None
         self.skipped_in_a_row = 0
         self.reward_mean_std = reward_statistics(self.module)
 
@@ -128,6 +133,8 @@ class Learner:
         """What this role reads: the state at every row's end (reward model), or before every trainable token."""
         if self.spec.role is Role.REWARD:
             return build_last_token_inputs(part, packed=self.spec.packed)
+        if self.image_probe is not None and not has_images(part):
+            return with_probe(part, self.image_probe)
         return build_inputs(part, part.action_mask, packed=self.spec.packed)
 
     # -- training

@@ -6,7 +6,7 @@ Anything else attends across samples without a word.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class ModelInputs:
     rows, cols: [N] int64, where the results belong in [B, T].
     token_mask: [R, L] bool, False on padding.
     images: the model's inputs beside the tokens (pixel_values, ...), of all images of the rows in order.
+    unread: how many of the last results belong to no row of the batch (see `with_probe`).
     """
 
     input_ids: Tensor
@@ -35,10 +36,12 @@ class ModelInputs:
     cols: Tensor
     token_mask: Tensor
     images: dict[str, Tensor] | None = None
+    unread: int = 0
 
     def scatter(self, values: Tensor, shape: torch.Size) -> Tensor:
         """[N] results to [B, T], 0 elsewhere; differentiable."""
-        return values.new_zeros(shape).index_put((self.rows, self.cols), values)
+        n = len(values) - self.unread
+        return values.new_zeros(shape).index_put((self.rows[:n], self.cols[:n]), values[:n])
 
 
 def build_inputs(batch: Batch, positions: Tensor, *, packed: bool) -> ModelInputs:
@@ -87,6 +90,34 @@ def _inputs(batch: Batch, rows: Tensor, cols: Tensor, states: Tensor, *, packed:
         token_mask=token_mask,
         images=images,
     )
+
+
+def with_probe(batch: Batch, probe: Batch) -> ModelInputs:
+    """Padded inputs that read every action token of a batch without images, and one token of `probe`, a row with one.
+
+    The probe's result is not scattered and gets a gradient of exactly 0. It makes the model visit its vision encoder:
+    ranks reduce gradients (and under ZeRO-3 gather weights) module by module, so all must visit the same modules.
+    """
+    (size, width), length = batch.tokens.shape, probe.tokens.shape[1]
+    pad = (0, max(length - width, 0))
+    fill = (0, max(width - length, 0))
+
+    def stack(own: Tensor, others: Tensor) -> Tensor:
+        return torch.cat([torch.nn.functional.pad(own, pad), torch.nn.functional.pad(others, fill).to(own.device)])
+
+    extended = Batch(
+        tokens=stack(batch.tokens, probe.tokens),
+        attention_mask=stack(batch.attention_mask, probe.attention_mask),
+        action_mask=stack(batch.action_mask, probe.action_mask),
+        index=torch.cat([batch.index, probe.index.to(batch.index.device)]),
+        extra=None if probe.extra is None else {k: [None] * size + v for k, v in probe.extra.items()},
+    )
+    return replace(build_inputs(extended, extended.action_mask, packed=False), unread=1)
+
+
+def has_images(batch: Batch) -> bool:
+    """Whether any row comes with images."""
+    return batch.extra is not None and any(t is not None for rows in batch.extra.values() for t in rows)
 
 
 def join_images(extra: dict[str, Any] | None, device: torch.device) -> dict[str, Tensor] | None:

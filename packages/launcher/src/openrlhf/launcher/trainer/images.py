@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import BytesIO
 from typing import Any, Protocol
 
 import torch
+from PIL import Image
 from torch import Tensor
+
+from openrlhf.core.batch import Batch
+
+PROBE_SIZE = 64
+"""Width and height in pixels of the picture that stands in for images in a micro-batch that has none."""
 
 
 class ImageTensors(Protocol):
     """The part of `launcher.vision.ImageProcessor` that a rank uses."""
+
+    def tokens(self, image: bytes) -> Sequence[int]: ...
 
     def tensors(self, image: bytes) -> dict[str, Tensor]: ...
 
@@ -37,3 +46,20 @@ def image_rows(rows: Sequence[Sequence[Any]], processor: ImageTensors) -> dict[s
         for name in names:
             extra[name].append(joined[images][name] if images else None)
     return extra
+
+
+def image_probe(processor: ImageTensors) -> Batch:
+    """One row, a white picture, for `Learner.image_probe`."""
+    out = BytesIO()
+    Image.new("RGB", (PROBE_SIZE, PROBE_SIZE), "white").save(out, "PNG")
+    content = out.getvalue()
+    tokens = torch.tensor([[*processor.tokens(content), 0]])  # the token behind the picture is the one that is read
+    action = torch.zeros_like(tokens, dtype=torch.bool)
+    action[:, -1] = True
+    return Batch(
+        tokens=tokens,
+        attention_mask=torch.ones_like(action),
+        action_mask=action,
+        index=torch.tensor([-1]),
+        extra={name: [value] for name, value in processor.tensors(content).items()},
+    )

@@ -19,6 +19,7 @@ from openrlhf.core.config import WHITENED_ESTIMATORS
 from openrlhf.core.kl import kl_estimate
 from openrlhf.core.rewards import token_rewards
 from openrlhf.launcher.trainer.experience import build_batch
+from openrlhf.launcher.trainer.images import image_probe
 from openrlhf.launcher.trainer.protocols import SampleRef
 from openrlhf.launcher.trainer.rank_config import RankConfig
 from openrlhf.launcher.vision import ImageProcessor, load_processor
@@ -44,7 +45,10 @@ class RankTrainer:
         self._resolve = resolve
         self._batch: Batch | None = None
         self._rows: list[list[int]] = []
-        self._images = None if config.processor_path is None else ImageProcessor(config.processor_path)
+        self._images: ImageProcessor | None = None
+        if config.processor_path is not None and config.images:
+            self._images = ImageProcessor(config.processor_path)
+            learner.image_probe = image_probe(self._images)
         learner.sleep()
 
     def load(self, shares: Sequence[Sequence[SampleRef]]) -> Batch:

@@ -13,6 +13,7 @@ class RankConfig:
     """Beside its learner's own specification.
 
     agg_constant: divisor of loss_agg_mode seq-mean-token-sum-norm. processor_path: of a vision-language model.
+    images: whether samples may come with images.
     """
 
     algo: AlgoConfig
@@ -22,6 +23,7 @@ class RankConfig:
     agg_constant: float
     pad_token_id: int
     processor_path: str | None = None
+    images: bool = False
     force_old_logprobs: bool = False
 
 
@@ -35,4 +37,5 @@ def rank_config(config: TrainPPOConfig, *, pad_token_id: int, processor_path: st
         agg_constant=float(config.rollout.max_new_tokens or config.data.max_len),
         pad_token_id=pad_token_id,
         processor_path=processor_path,
+        images=config.data.max_images_per_prompt > 0,
     )
