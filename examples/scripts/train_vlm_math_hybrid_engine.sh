@@ -6,7 +6,8 @@ cd "${BASH_SOURCE[0]%/*}/../.."
 
 MODEL=${MODEL:-Qwen/Qwen3.5-2B}
 REWARD=${REWARD:-examples/python/math_reward_func.py}
-PROMPTS=${PROMPTS:-hiyouga/geometry3k}
+# Written by: python3 examples/python/prepare_geometry3k.py hiyouga/geometry3k
+PROMPTS=${PROMPTS:-data/geometry3k/train.jsonl}
 OUTPUT=${OUTPUT:-./exp/Qwen3.5-2B-geometry}
 
 exec python3 -m openrlhf.cli.train_ppo_ray \

@@ -181,17 +181,18 @@ def test_image_columns_of_a_table(folder: Path) -> None:
 
     features = datasets.Features(
         {
-            "images": datasets.List(datasets.Image()),
+            "pictures": datasets.List(datasets.Image()),
             "problem": datasets.Value("string"),
             "answer": datasets.Value("string"),
         }
     )
-    rows = {"images": [[{"bytes": png(), "path": None}]], "problem": ["<image>Find x."], "answer": ["3"]}
+    rows = {"pictures": [[{"bytes": png(), "path": None}]], "problem": ["<image>Find x."], "answer": ["3"]}
     datasets.Dataset.from_dict(rows, features=features).to_parquet(folder / "geometry.parquet")
     data = DataConfig(
         prompt_dataset=str(folder / "geometry.parquet"),
         input_key="problem",
         label_key="answer",
+        image_key="pictures",
         apply_chat_template=True,
         max_images_per_prompt=1,
     )

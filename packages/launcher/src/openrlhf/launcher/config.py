@@ -43,7 +43,7 @@ class ActorConfig(PolicyLossConfig, OptimConfig, ModelConfig, PlacementConfig):
     gradient_checkpointing_enable: bool = False
     """Recompute activations in the backward pass to save memory. Applies to the critic too."""
     freeze_visual_encoder: bool = False
-    """Train and push only the language model of a vision-language model."""
+    """Train only the language model of a vision-language model; the rest goes to the engines with the first push."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +130,9 @@ class DataConfig:
     apply_chat_template: bool = False
     """Render prompts with the tokenizer's chat template."""
     image_key: str = "images"
-    """Field with the images."""
+    """Field with the images of a prompt: paths, URLs, base64 text or an image column."""
     max_images_per_prompt: int = 0
-    """Most images per prompt; 0 is text only."""
+    """Most images per prompt, with those that an agent adds; 0 is text only."""
     max_len: int = 2048
     """Most tokens of a sample, prompt and response together."""
     overlong_prompts: Literal["truncate", "drop", "error"] = "truncate"
