@@ -311,3 +311,31 @@ def test_engines_that_always_die_end_the_run(monkeypatch: pytest.MonkeyPatch) ->
 
     with pytest.raises(WorkerDiedError, match="3 engines were lost, the last one: e3 died"):
         asyncio.run(main())
+
+
+class PlansPolicy(FakePolicy):
+    """Notes whether each plan leaves frozen weights out."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__(log)
+        self.plans: list[bool] = []
+
+    def call_actor(self, method: str, *args: Any) -> str:
+        if method == "plan_push":
+            self.plans.append(args[1])
+        return super().call_actor(method, *args)
+
+
+def test_frozen_weights_travel_once_over_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> list[bool]:
+        world = await World(monkeypatch).started()
+        policy: Any = PlansPolicy(world.log)
+        for version in (1, 2, 3):
+            await world.push.push(policy, version)
+        world.spawned[0].dead = True
+        await world.push.push(policy, 4)
+        await world.push.push(policy, 5)
+        return policy.plans
+
+    # everything, then what is trained; the failed push; everything to the new engine, then what is trained
+    assert asyncio.run(main()) == [False, True, False, True]

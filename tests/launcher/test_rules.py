@@ -155,6 +155,12 @@ CASES = [
     (f"{RLOO} --data.max_images_per_prompt 1 --ds.packing_samples", "ds.packing_samples", "places", ""),
     (f"{RLOO} --data.max_images_per_prompt 1 --ds.use_liger_kernel", "ds.use_liger_kernel", "no images", ""),
     (
+        f"{RLOO} --data.max_images_per_prompt 1 --reward.model_name_or_path R",
+        "reward.model_name_or_path",
+        "reads no images",
+        "",
+    ),
+    (
         "--train.partial_rollout_enable",
         "train.async_enable",
         "only async",

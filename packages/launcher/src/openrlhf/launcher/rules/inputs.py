@@ -115,9 +115,9 @@ def images(c: P, m: Machine) -> Found:
         cause = "train.dynamic_batch_enable" if c.train.dynamic_batch_enable else "ds.packing_samples"
         problem = "packed samples lose the places of their images"
         yield broken(c, f"{name} {cause}", problem, f"leave --{cause} out")
-    if c.has_reward_model:
-        problem = "a reward model in the cluster reads no images"
-        yield broken(c, f"{name} reward.model_name_or_path", problem, "use --reward.remote_url")
+    if c.reward.model_name_or_path is not None:
+        fix = "leave it out and use --reward.remote_url or --train.agent_func_path"
+        yield broken(c, f"{name} reward.model_name_or_path", "a reward model in the cluster reads no images", fix)
     if c.ds.use_liger_kernel:
         problem = "Liger's kernels know no images"
         yield broken(c, f"{name} ds.use_liger_kernel", problem, "leave --ds.use_liger_kernel out")
