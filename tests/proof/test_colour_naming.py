@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import report
 
-from support.colours import REWARD, accuracy, make_namer, write_rows
+from support.colours import REWARD, accuracy, make_namer, square, write_rows
+from support.vision_models import tiny_vision
 
 pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.timeout(3600)]
 
@@ -86,3 +89,44 @@ def test_two_pictures_improve(pair_namer: str, tmp_path: Path) -> None:
     print(f"two pictures: reward {[round(r, 3) for r in rewards[::6]]}")
     assert sum(rewards[:3]) / 3 <= 0.45
     assert sum(rewards[-5:]) / 5 >= 0.8
+
+
+def test_guide_command_runs_as_written(tmp_path: Path) -> None:
+    """The guide's row and flags with a local model of the guide's family; only sizes are smaller."""
+    model = tiny_vision("qwen3_5", tmp_path / "Qwen3.5-tiny")
+    image = tmp_path / "image.png"
+    square("red", np.random.default_rng(0), 64).save(image)
+    content = [{"type": "image"}, {"type": "text", "text": "Find x."}]
+    row = {"prompt": [{"role": "user", "content": content}], "images": [str(image)], "label": "3"}
+    (tmp_path / "geometry.jsonl").write_text((json.dumps(row) + "\n") * 8)
+    guide = f"""
+        --actor.model_name_or_path {model}
+        --reward.remote_url {EXAMPLES / "math_reward_func.py"}
+        --data.prompt_dataset {tmp_path / "geometry.jsonl"}
+        --data.input_key prompt
+        --data.label_key label
+        --data.image_key images
+        --data.max_images_per_prompt 1
+        --actor.freeze_visual_encoder
+        --data.max_len 128
+        --rollout.max_new_tokens 32
+        --algo.advantage.estimator reinforce_baseline
+        --train.colocate_all
+        --vllm.gpu_memory_utilization 0.7
+        --data.apply_chat_template
+        --ds.attn_implementation eager
+        --ds.param_dtype bf16
+    """
+    rest = f"""
+        --vllm.num_engines 1
+        --rollout.batch_size 4
+        --rollout.n_samples_per_prompt 2
+        --train.batch_size 8
+        --logger.tensorboard_dir {tmp_path / "tensorboard"}
+        --ckpt.path {tmp_path / "checkpoints"}
+        --ckpt.output_dir {tmp_path / "model"}
+    """
+    parts = [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *guide.split(), *rest.split()]
+    assert len(run(parts, tmp_path)) == 2
+    exported = {path.name for path in (tmp_path / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "processor_config.json", "tokenizer.json"} <= exported
