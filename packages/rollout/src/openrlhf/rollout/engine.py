@@ -22,6 +22,7 @@ from openrlhf.rollout.requests import (
     RequestFailure,
     RequestRejectedError,
     check_logprobs,
+    expand_versions,
 )
 from openrlhf.rollout.weights.wire import BucketPlan
 
@@ -390,15 +391,3 @@ def to_vllm_sampling(sampling: SamplingParams, suppressed: Sequence[int] = ()) -
         include_stop_str_in_output=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-
-
-def expand_versions(spans: Sequence[Any] | None, length: int, current: int) -> list[int]:
-    """Weight version per token from vLLM's spans (version, start, end)."""
-    if not spans:
-        return [current] * length
-    versions: list[int] = []
-    for span in spans:
-        assert span.start == len(versions), "vLLM's weight version spans leave a gap"
-        versions.extend([int(span.version)] * (span.end - span.start))
-    assert len(versions) == length, "vLLM's weight version spans do not cover the sample"
-    return versions
