@@ -9,6 +9,7 @@ import pytest
 from openrlhf.agents.engine import EngineError, Generation
 from openrlhf.agents.executor import AgentExecutorBase, AgentInstanceBase, SingleTurnExecutor
 from openrlhf.agents.images import check_count, expand, expand_trajectory
+from openrlhf.agents.rewards import RewardResult
 from openrlhf.agents.testing import ScriptedEngine, run_episode, run_group
 from openrlhf.agents.types import StopReason, Trajectory, Turn
 
@@ -88,6 +89,25 @@ def test_single_turn_sample_is_expanded_and_the_engine_gets_placeholders():
     assert list(t.token_ids[:5]) == [ord("a"), 1000, 1001, 1002, ord("b")]
     assert t.prompt_length == 5
     assert t.images == (b"xyz",)
+
+
+class Seen:
+    """A reward source that notes what it is shown."""
+
+    async def score(self, queries, prompts, labels, *, responses):
+        self.shown = queries, prompts, responses
+        n = len(queries)
+        return RewardResult(rewards=[1.0] * n, scores=[1.0] * n, extra_logs=[{}] * n, failures=[None] * n)
+
+
+def test_rewards_see_the_text_with_its_placeholders():
+    source = Seen()
+    t = run_episode(SingleTurnExecutor(source), ["no"], "a#b", images=["xyz"], image_reader=Reader())  # type: ignore[arg-type]
+    assert t.reward == 1.0
+    (query,), (prompt,), (response,) = source.shown
+    assert query == prompt + response
+    assert prompt == "a#b"
+    assert response.startswith("no")
 
 
 def test_image_tokens_count_for_the_budget():

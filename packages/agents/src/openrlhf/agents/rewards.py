@@ -143,11 +143,16 @@ async def apply_rewards(
     if not finished:
         return list(trajectories)
     try:
+        responses = [tokenizer.decode(t.token_ids[t.prompt_length :], skip_special_tokens=False) for t in finished]
         result = await source.score(
-            [tokenizer.decode(t.token_ids, skip_special_tokens=False) for t in finished],
+            # An image is one placeholder in the text, as in the prompt, and not the many tokens of the model's input.
+            [
+                t.prompt + r if t.images else tokenizer.decode(t.token_ids, skip_special_tokens=False)
+                for t, r in zip(finished, responses, strict=True)
+            ],
             [t.prompt for t in finished],
             [reward_label(t.label) for t in finished],
-            responses=[tokenizer.decode(t.token_ids[t.prompt_length :], skip_special_tokens=False) for t in finished],
+            responses=responses,
         )
         scored = _merge(finished, result)
     except Exception as error:
