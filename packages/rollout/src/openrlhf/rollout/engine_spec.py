@@ -25,6 +25,9 @@ RESERVED_ENGINE_ARGS = {
 }
 """Engine arguments that `--vllm.engine_args` may not set, and where they are set instead."""
 
+NOT_TRAINED_ON = {"video": 0, "audio": 0}
+"""Other inputs of models that take images."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec:
@@ -69,6 +72,7 @@ class EngineSpec:
 
     def vllm_args(self) -> dict[str, Any]:
         """Keyword arguments of vLLM's AsyncEngineArgs, without the weight-transfer configuration (an object)."""
+        text_only = self.max_images_per_prompt == 0
         args: dict[str, Any] = {
             "model": self.model,
             "dtype": self.dtype,
@@ -80,7 +84,7 @@ class EngineSpec:
             "logprobs_mode": "processed_logprobs",
             "disable_log_stats": True,
             # 0 keeps image inputs (and their warm-up) out of multimodal models that train on text alone.
-            "limit_mm_per_prompt": {"image": self.max_images_per_prompt, "video": 0, "audio": 0},
+            "limit_mm_per_prompt": {"image": self.max_images_per_prompt, **({} if text_only else NOT_TRAINED_ON)},
             "block_size": self.block_size or (32 if self.device == "cpu" else None),
         }
         if self.device == "cuda":
