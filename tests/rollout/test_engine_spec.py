@@ -79,3 +79,9 @@ def test_impossible_sync_backends() -> None:
         resolve_sync_backend("ipc", has_gpu=True, colocated=False)
     with pytest.raises(ValueError, match="got 'mpi'"):
         resolve_sync_backend("mpi", has_gpu=True, colocated=False)
+
+
+def test_images_are_limited_and_other_inputs_left_out() -> None:
+    assert EngineSpec(model="m").vllm_args()["limit_mm_per_prompt"] == {"image": 0}
+    limits = EngineSpec(model="m", max_images_per_prompt=2).vllm_args()["limit_mm_per_prompt"]
+    assert limits == {"image": 2, "video": 0, "audio": 0}
