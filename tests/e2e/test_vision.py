@@ -35,7 +35,7 @@ from openrlhf.rollout.weights.wire import TensorSpec, plan_buckets
 from support.rollout_engine import EngineHost
 from support.vision_models import FAMILIES, tiny_vision
 
-pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(1500)]
 
 EACH = pytest.mark.parametrize("family", list(FAMILIES))
 TEMPERATURE = 0.7
