@@ -39,6 +39,7 @@ def neighbours(cluster: object, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """Two runs at once on the same two nodes: one that counts for long, one that reports and fails with 17."""
     desk = Desk(tmp_path_factory.mktemp("neighbours"))
     long = desk.submit(f"count {desk.notes} 900", *TWO_NODES)
+    until(desk.notes.exists, START_SECONDS, "start of the first run")  # Ray has limits for its start: not all at once
     env = [word for name, value in ENVIRONMENT.items() for word in ("--env", f"{name}={value}")]
     names = [word for value in NASTY for word in ("--logger.wandb.run_name", value)]
     short = desk.submit(f"report {desk.folder}/seen.json 17", *TWO_NODES, *env, "--job-name", "a b", flags=names)
@@ -61,7 +62,6 @@ def test_arguments_environment_and_exit_status_b105_b107(cluster: MiniSlurm, nei
 def test_two_runs_on_the_same_nodes_do_not_meet_b092_b096(neighbours: tuple[Desk, str, str]) -> None:
     desk, long, short = neighbours
     desk.end(short)
-    until(desk.notes.exists, START_SECONDS, "start of the other run")
     seen = json.loads((desk.folder / "seen.json").read_text())
     devices = {(worker["node"], worker["CUDA_VISIBLE_DEVICES"]) for worker in seen["workers"]}
     assert devices == {(node, gpu) for node in ("node1", "node2") for gpu in ("2", "3")}  # the neighbour has 0 and 1
@@ -74,7 +74,6 @@ def test_two_runs_on_the_same_nodes_do_not_meet_b092_b096(neighbours: tuple[Desk
 
 def test_cancel_leaves_nothing_b106(cluster: MiniSlurm, neighbours: tuple[Desk, str, str]) -> None:
     desk, long, _ = neighbours
-    until(desk.notes.exists, START_SECONDS, "trainer")
     with subprocess.Popen(["bash", "-c", "exec -a raylet sleep 600"]) as other:  # another user's, or another run's
         scancel(long)
         until(lambda: not left_over(cluster, long), 20, "clean end")
@@ -121,8 +120,9 @@ def test_a_batch_script_of_one_s_own(cluster: MiniSlurm, desk: Desk, monkeypatch
 
 def test_a_sweep_is_a_job_array(desk: Desk) -> None:
     words = ["--python", desk.stand_in(), "--env", f"STAND_IN=count {desk.notes} 3", "--cpus-per-task", "2"]
-    lines = ["--set", "actor.adam.lr=1e-6,5e-7,1e-7", "--sweep-dir", str(desk.folder / "sweep dir"), "--parsable"]
-    done = desk.launch("sweep", *words, *lines, "--wait", "--", *desk.flags, timeout=START_SECONDS)
+    lines = ["--set", "actor.adam.lr=1e-6,5e-7,1e-7", "--sweep-dir", str(desk.folder / "sweep dir")]
+    lines += ["--array-parallelism", "2", "--parsable", "--wait"]
+    done = desk.launch("sweep", *words, *lines, "--", *desk.flags, timeout=START_SECONDS)
     jobs = done.stdout.split()
     array = jobs[0].split("_")[0]
     assert jobs == [f"{array}_{i}" for i in range(3)]
