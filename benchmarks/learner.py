@@ -96,11 +96,13 @@ def make_learner(path: Path, dtype: str, *, packed: bool, size: int) -> Learner:
 
 
 def bare_step(path: Path, dtype: str, batch: Batch) -> Callable[[], Any]:
-    """The same step by hand: full logits over the same packed row."""
+    """The same step by hand: full logits over the same packed row; bf16 with fp32 copies of the weights, as in ZeRO."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], attn_implementation="sdpa").train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), fused=True)
+    weights = list(model.parameters())
+    masters = [p.detach().float().requires_grad_() for p in weights] if dtype == "bf16" else weights
+    optimizer = torch.optim.AdamW(masters, lr=LR, betas=(0.9, 0.95), fused=True)
     inputs = build_inputs(batch, batch.action_mask, packed=True)
     assert batch.advantages is not None
     advantages = batch.advantages[batch.action_mask]
@@ -113,9 +115,16 @@ def bare_step(path: Path, dtype: str, batch: Batch) -> Callable[[], Any]:
         logprobs = logp.gather(-1, inputs.targets[:, None])[:, 0]
         loss = -((logprobs - logprobs.detach()).exp() * advantages).mean()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if masters is not weights:
+            for master, weight in zip(masters, weights, strict=True):
+                assert weight.grad is not None
+                master.grad, weight.grad = weight.grad.float(), None
+        torch.nn.utils.clip_grad_norm_(masters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        if masters is not weights:
+            with torch.no_grad():
+                torch._foreach_copy_(weights, masters)  # pyright: ignore[reportPrivateImportUsage]
         return loss.detach()
 
     return step

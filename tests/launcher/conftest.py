@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from support.launcher_memory_cases import save_quickstart_model
 from support.learner_models import save_tiny_model
 from support.learner_ranks import RankResults, needed_cases, run_cases
 
@@ -14,7 +15,8 @@ TIMEOUT = 3000.0
 
 @pytest.fixture(scope="session")
 def launcher_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RankResults:
-    """Results of all cases that the collected tests name in `LAUNCHER_CASES`; the folder holds the model `qwen3`."""
+    """Results of all cases that the collected tests name in `LAUNCHER_CASES`; the folder holds the models."""
     folder = tmp_path_factory.mktemp("launcher-ranks")
     save_tiny_model(folder / "qwen3")
+    save_quickstart_model(folder / "quickstart")
     return run_cases(needed_cases(request.session, "LAUNCHER_CASES"), folder, MODULES, TIMEOUT)
