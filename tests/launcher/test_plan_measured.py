@@ -11,7 +11,7 @@ from openrlhf.launcher.plan.shape import read_shape
 from support.launcher_memory_cases import STAGES, save_quickstart_model
 from support.learner_ranks import RankResults, result
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 
 WORLD = 2
 LAUNCHER_CASES = {WORLD: ["held_memory"]}

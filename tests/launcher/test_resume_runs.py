@@ -7,7 +7,7 @@ import pytest
 from support.launcher_resume_cases import check_resumed
 from support.learner_ranks import RankResults, result
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 
 LAUNCHER_CASES = {1: ["run_resumes"]}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from openrlhf.core.config import PolicyLossConfig
 from openrlhf.learner.config import DsConfig, OptimConfig, TrainBatchConfig
@@ -17,7 +17,8 @@ from support.learner_models import make_batch
 from support.learner_ranks import Case
 
 OBJECTIVE = PolicyObjective(config=PolicyLossConfig(), detach_old=True)
-STAGES = (0, 1, 2, 3)
+STAGES = (0, 2)
+"""The quickstart's, and the one that cuts nothing. Stage 3 keeps tensors as small as this model's whole."""
 
 QUICKSTART = {
     "vocab_size": 261,
@@ -40,13 +41,18 @@ def save_quickstart_model(path: Path) -> Path:
     return path
 
 
-def held_bytes() -> int:
-    """Bytes of all tensors in this process, each storage once."""
+def living_tensors() -> list[Tensor]:
+    """All tensors of this process, gradients too."""
     gc.collect()
-    tensors: list[Any] = [o for o in gc.get_objects() if isinstance(o, torch.Tensor)]
-    tensors += [t.ds_tensor for t in tensors if hasattr(t, "ds_tensor")]
-    tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+    tensors = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+    return tensors + [t.grad for t in tensors if t.is_leaf and t.grad is not None]
+
+
+def new_bytes(old: list[Tensor]) -> int:
+    """Bytes of the tensors that are not `old`, each storage once. The caller keeps `old` alive."""
+    known = {t.untyped_storage().data_ptr() for t in old}
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in living_tensors()}
+    return sum(size for place, size in sizes.items() if place not in known)
 
 
 def held_memory(rank: int, world: int, folder: Path) -> dict[int, int]:
@@ -56,7 +62,7 @@ def held_memory(rank: int, world: int, folder: Path) -> dict[int, int]:
 
 def _measure(model: Path, stage: int) -> int:
     batch = make_batch()
-    before = held_bytes()
+    old = living_tensors()
     learner = Learner(
         LearnerSpec(
             role=Role.POLICY,
@@ -72,7 +78,7 @@ def _measure(model: Path, stage: int) -> int:
     take_step = engine.step
 
     def step() -> tuple[bool, float]:
-        found.append(held_bytes() - before)
+        found.append(new_bytes(old))
         return take_step()
 
     engine.step = step  # pyright: ignore[reportAttributeAccessIssue]
