@@ -9,7 +9,7 @@ from openrlhf.launcher.commands import LORA_COMBINER, SERVE_RM, TRAIN_DPO, TRAIN
 from openrlhf.launcher.flags import Flag
 from openrlhf.launcher.help_text import sections
 from openrlhf.launcher.old_names import REMOVED, all_old_names
-from openrlhf.launcher.unsupported import NEVER, NOT_YET
+from openrlhf.launcher.unsupported import REFUSED
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -81,7 +81,7 @@ def command_part(command: Command) -> list[str]:
 def row(command: Command, flag: Flag) -> str:
     """One flag. Refused flags say so, with the reason."""
     text = flag.help
-    commands, reason = {**NEVER, **NOT_YET}.get(flag.path, ((), ""))
+    commands, reason = REFUSED.get(flag.path, ((), ""))
     if command.name in commands:
         text += f" **Refused:** {reason}."
     default = "" if flag.off else "required" if flag.required else code(flag.show(flag.default))

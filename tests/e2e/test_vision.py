@@ -70,7 +70,7 @@ class Side:
     def __init__(self, host: EngineHost, family: str, path: str) -> None:
         self.host, self.family, self.path = host, family, path
         self.reader = ImageProcessor(path)
-        self.tokenizer, _ = load_vision_tokenizer(path, fast=True)
+        self.tokenizer, _ = load_vision_tokenizer(path)
         vision = find_vision(path)
         assert vision is not None
         self.suppressed = vision.suppressed

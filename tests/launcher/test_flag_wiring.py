@@ -1,6 +1,6 @@
 """Every flag reaches the part that honours it, and names the test that shows what it changes there.
 
-`flags/effects.tsv` has one row per flag of RL training: the test, `open` where none does, or `refused` for what
+`flags/effects.tsv` has one row per flag of RL training: the test, or `refused` for what
 `unsupported.py` refuses.
 """
 
@@ -25,13 +25,11 @@ from openrlhf.launcher.ray.start import agent_spec, engine_specs, learner_spec
 from openrlhf.launcher.resolve import resolve
 from openrlhf.launcher.trainer.collect import group_rules
 from openrlhf.launcher.trainer.rank_config import rank_config
-from openrlhf.launcher.unsupported import NEVER, NOT_YET
+from openrlhf.launcher.unsupported import REFUSED as UNSUPPORTED
 from openrlhf.learner.spec import Role
 
 TESTS = Path(__file__).parents[1]
 REFUSED = "refused"
-OPEN = "open"
-"""A flag whose effect only a run of the real stack could show, and none does yet."""
 
 CONTROLLER = re.compile(
     r"train\.(num_episodes|max_steps|agent_func_path|async_queue_size|max_staleness|partial_.*)|critic\.(freezing_steps|save_value_network)|agent\.num_workers"
@@ -105,7 +103,7 @@ def plain(gpus: int) -> str:
     return workers({}, gpus)
 
 
-HONOURED = [f for f in TRAIN_PPO_RAY.flags.values() if not f.off and f.path not in NEVER and f.path not in NOT_YET]
+HONOURED = [f for f in TRAIN_PPO_RAY.flags.values() if not f.off and f.path not in UNSUPPORTED]
 
 
 @pytest.mark.parametrize("flag", [f for f in HONOURED if not CONTROLLER.fullmatch(f.path)], ids=lambda flag: flag.path)
@@ -125,10 +123,8 @@ def test_every_flag_has_a_row() -> None:
 
 @pytest.mark.parametrize(("path", "test"), effects().items(), ids=lambda x: x)
 def test_the_named_test_exists(path: str, test: str) -> None:
-    if test == OPEN:
-        return
     if test == REFUSED:
-        assert path in NEVER or path in NOT_YET
+        assert path in UNSUPPORTED
         return
     file, _, name = test.partition("::")
     assert name in functions(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -45,3 +46,13 @@ def byte_tokenizer(*, adds_bos: bool = False, chat_template: str | None = None) 
     )
     tokenizer.chat_template = chat_template
     return tokenizer
+
+
+class PlacedTokenizer:
+    """Gives a text one token in the process that made it, and two in any other."""
+
+    def __init__(self) -> None:
+        self.home = os.getpid()
+
+    def __call__(self, texts: list[str], **options: Any) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[0] * (1 if os.getpid() == self.home else 2) for _ in texts]}

@@ -140,9 +140,9 @@ class DataConfig:
     max_samples: int = 100_000_000
     """Most prompts, of each dataset and in all."""
     disable_fast_tokenizer: bool = False
-    """Use the slow tokenizer."""
+    """Use the slow tokenizer; there is none any more."""
     dataloader_num_workers: int = 0
-    """Processes that read the data."""
+    """Processes that measure the prompts at the start; 0: none besides the trainer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,12 +62,11 @@ def prepare(config: TrainPPOConfig) -> Prepared:
             "--train.agent_func_path"
         )
     vision = check_vision(config, model)
-    fast = not config.data.disable_fast_tokenizer
     token = None
     if vision is None:
-        tokenizer = load_tokenizer(model, fast=fast)
+        tokenizer = load_tokenizer(model)
     else:
-        tokenizer, processor = load_vision_tokenizer(model, fast=fast)
+        tokenizer, processor = load_vision_tokenizer(model)
         token = image_token(processor)
     budget = config.rollout.max_new_tokens
     prompts = load_prompts(config.data, tokenizer, max_new_tokens=budget, seed=config.train.seed, image_token=token)

@@ -86,7 +86,7 @@ class DatasetConfig:
     tokenizer_chat_template: str | None = None
     """Chat template that replaces the tokenizer's."""
     disable_fast_tokenizer: bool = False
-    """Use the slow tokenizer."""
+    """Use the slow tokenizer; there is none any more."""
     dataloader_num_workers: int = 0
     """Processes that read the data."""
 
@@ -224,7 +224,7 @@ class ServedDataConfig:
     max_len: int = 2048
     """Most tokens of a scored text."""
     disable_fast_tokenizer: bool = False
-    """Use the slow tokenizer."""
+    """Use the slow tokenizer; there is none any more."""
 
 
 @dataclass(frozen=True, kw_only=True)

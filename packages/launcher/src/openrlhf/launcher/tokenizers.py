@@ -7,19 +7,19 @@ from typing import Any
 from openrlhf.launcher.vision import load_processor
 
 
-def load_tokenizer(model: str, *, fast: bool, flag: str = "--actor.model_name_or_path") -> Any:
+def load_tokenizer(model: str, *, flag: str = "--actor.model_name_or_path") -> Any:
     """The model's tokenizer, padded on the left. Raises ValueError where there is none."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model, use_fast=fast, padding_side="left")
+        return AutoTokenizer.from_pretrained(model, padding_side="left")
     except (OSError, ValueError) as error:
         raise ValueError(f"{flag} {model!r}: no tokenizer could be loaded: {error}") from error
 
 
-def load_vision_tokenizer(model: str, *, fast: bool) -> tuple[Any, Any]:
+def load_vision_tokenizer(model: str) -> tuple[Any, Any]:
     """(tokenizer, processor) of a vision-language model; the tokenizer has the processor's chat template."""
     processor = load_processor(model)
-    tokenizer = load_tokenizer(model, fast=fast)
+    tokenizer = load_tokenizer(model)
     tokenizer.chat_template = processor.chat_template or tokenizer.chat_template
     return tokenizer, processor

@@ -1,7 +1,4 @@
-"""Flags that nothing honours: refused with the reason when they differ from their default, never ignored.
-
-`NEVER` is a decision. `NOT_YET` shrinks as parts are built: delete a row together with the commit that honours it.
-"""
+"""Flags that nothing honours: refused with the reason when they differ from their default, never ignored."""
 
 from __future__ import annotations
 
@@ -12,8 +9,9 @@ RL = "train_ppo_ray"
 SUPERVISED = ("train_sft", "train_rm", "train_dpo")
 EVERY = (RL, *SUPERVISED, "serve_rm", "lora_combiner")
 
-NEVER: dict[str, tuple[tuple[str, ...], str]] = {
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "use_ms": (EVERY, "models and data come from local folders or the Hugging Face hub, not from ModelScope"),
+    "data.disable_fast_tokenizer": (EVERY, "transformers 5 has one tokenizer for each model; leave the flag out"),
     "ds.ring_attn_size": (EVERY, "ring attention is not built; keep it at 1"),
     "ds.ring_attn_head_stride": (EVERY, "ring attention is not built; keep it at 1"),
     "vllm.sync_with_ray": ((RL,), "weights always travel by the engines' own transfer; leave the flag out"),
@@ -25,20 +23,12 @@ NEVER: dict[str, tuple[tuple[str, ...], str]] = {
     "local_rank": ((RL,), "the trainer starts its own ranks; start it with python3 -m, not with deepspeed or torchrun"),
 }
 
-_NOT_BUILT = "not built yet"
-
-_LATER = """
-    data.dataloader_num_workers
-"""
-
-NOT_YET: dict[str, tuple[tuple[str, ...], str]] = dict.fromkeys(_LATER.split(), ((RL,), _NOT_BUILT))
-
 
 def unsupported(command: Command, asked: object, resolved: object) -> list[str]:
     """One message per flag that the user set (`asked`), that still stands (`resolved`) and that nothing honours."""
     defaults, values, final = values_of(command.defaults), values_of(asked), values_of(resolved)
     refused = []
-    for path, (commands, reason) in {**NEVER, **NOT_YET}.items():
+    for path, (commands, reason) in REFUSED.items():
         flag = command.flags.get(path)
         if flag is None or command.name not in commands or defaults[path] in (values[path], final[path]):
             continue

@@ -20,11 +20,11 @@ from openrlhf.launcher.data.chat import ESCAPE, ChatRenderer, PromptError, row_t
 from openrlhf.launcher.data.images import as_list, check_source, inline_images, read_image
 from openrlhf.launcher.data.locate import list_entries, open_dataset
 from openrlhf.launcher.data.rows import Row, Rows, has_key, lookup, no_field, require_fields, spell
+from openrlhf.launcher.data.token_counts import TokenCounter
 
 log = logging.getLogger(__name__)
 
 DEFAULT_IMAGE_KEY = "images"
-_TOKENIZE_BATCH = 256
 _CACHE_LIMIT = 200_000  # lengths of distinct prompts that are remembered while scanning
 _EXTRA_TOKENS = 8  # tokens that a tokenizer may add without text: prefix space, BOS
 
@@ -56,6 +56,8 @@ class PromptData(Protocol):
     def overlong_prompts(self) -> str: ...
     @property
     def max_samples(self) -> int: ...
+    @property
+    def dataloader_num_workers(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +136,8 @@ def load_prompts(
     )
     reader = PromptReader(data, renderer, prompt_budget(data.max_len, max_new_tokens))
     sources = [open_dataset(e, split=split or data.prompt_split, flag=flag) for e in entries]
-    overlong = [_scan(rows, reader, flag, limit=data.max_samples) for rows in sources]
+    with TokenCounter(tokenizer, workers=data.dataloader_num_workers) as counter:
+        overlong = [_scan(rows, reader, counter, flag, limit=data.max_samples) for rows in sources]
     plan = blend([len(o) for o in overlong], probs=probs, max_samples=data.max_samples, seed=seed)
     too_long = np.array([overlong[s][r] for s, r in zip(plan.source, plan.row, strict=True)], dtype=bool)
     counts = _report(too_long, reader, flag)
@@ -226,18 +229,18 @@ def truncate_left(text: str, tokenizer: Any, budget: int) -> str:
     return head
 
 
-def _encode(tokenizer: Any, text: str | list[str]) -> Any:
+def _encode(tokenizer: Any, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 
-def _scan(rows: Rows, reader: PromptReader, flag: str, *, limit: int) -> np.ndarray:
+def _scan(rows: Rows, reader: PromptReader, counter: TokenCounter, flag: str, *, limit: int) -> np.ndarray:
     """Check the first `limit` rows; True where a prompt is over its budget, [rows] bool."""
     size = min(len(rows), limit)
     if size == 0:
         raise ValueError(f"{flag}: {rows.name} has no rows")
     data = reader.data
     _check_columns(rows, data)
-    lengths = _Lengths(reader, size)
+    lengths = _Lengths(reader, counter, size)
     labels = 0
     for index, row in enumerate(islice(rows, size)):
         field = data.input_key
@@ -262,8 +265,9 @@ def _scan(rows: Rows, reader: PromptReader, flag: str, *, limit: int) -> np.ndar
 class _Lengths:
     """Which rows are too long, with one rendering and one tokenisation per distinct prompt, in batches."""
 
-    def __init__(self, reader: PromptReader, size: int) -> None:
+    def __init__(self, reader: PromptReader, counter: TokenCounter, size: int) -> None:
         self._reader = reader
+        self._counter = counter
         self._overlong = np.zeros(size, dtype=bool)
         self._known: dict[int, bool] = {}
         self._texts: dict[int, str] = {}
@@ -291,7 +295,7 @@ class _Lengths:
             self._known[key] = False
             return
         self._texts[key], self._rows[key] = text, [index]
-        if len(self._texts) >= _TOKENIZE_BATCH:
+        if len(self._texts) >= self._counter.batch:
             self._measure()
 
     def finish(self) -> np.ndarray:
@@ -302,9 +306,9 @@ class _Lengths:
     def _measure(self) -> None:
         if not self._texts:
             return
-        ids = _encode(self._reader.renderer.tokenizer, list(self._texts.values()))
-        for key, tokens in zip(self._texts, ids, strict=True):
-            self._known[key] = len(tokens) > self._reader.budget
+        lengths = self._counter.count(list(self._texts.values()))
+        for key, length in zip(self._texts, lengths, strict=True):
+            self._known[key] = length > self._reader.budget
             self._overlong[self._rows[key]] = self._known[key]
         self._texts.clear()
         self._rows.clear()

@@ -33,7 +33,7 @@ async def build_worker(spec: AgentSpec, clients: Sequence[EngineClient], number:
     worker = AgentWorker(
         executor,
         router,
-        load_tokenizer(spec.tokenizer_path, fast=spec.use_fast_tokenizer),
+        load_tokenizer(spec.tokenizer_path),
         WorkerSettings(
             sampling=spec.sampling,
             n_samples=spec.n_samples,

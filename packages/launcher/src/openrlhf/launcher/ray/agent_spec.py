@@ -17,7 +17,6 @@ class AgentSpec:
     """
 
     tokenizer_path: str
-    use_fast_tokenizer: bool
     sampling: SamplingParams
     n_samples: int
     max_len: int

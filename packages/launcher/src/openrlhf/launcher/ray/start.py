@@ -284,7 +284,6 @@ def agent_spec(config: TrainPPOConfig, prepared: Prepared) -> AgentSpec:
     assert config.actor.model_name_or_path is not None
     return AgentSpec(
         tokenizer_path=_model_path(config.actor.model_name_or_path),
-        use_fast_tokenizer=not config.data.disable_fast_tokenizer,
         sampling=SamplingParams(
             temperature=rollout.temperature,
             top_p=rollout.top_p,

@@ -31,7 +31,6 @@ class RewardScorer:
         max_len: int,
         batch_size: int | None = None,
         normalize: bool = False,
-        fast_tokenizer: bool = True,
     ) -> None:
         from transformers import AutoTokenizer
 
@@ -39,7 +38,7 @@ class RewardScorer:
         self._batch_size = batch_size
         self._packed = ds.packing_samples
         self._device = training_device()
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(model_path, use_fast=fast_tokenizer)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
         self._module = load_module(LearnerSpec(role=Role.REWARD, model_path=model_path, ds=ds), {}, self._device)
         self._mean, self._std = _statistics(self._module, model_path) if normalize else (0.0, 1.0)
 

@@ -39,7 +39,6 @@ def _serve(config: ServeRMConfig, listener: socket.socket) -> None:
         max_len=config.data.max_len,
         batch_size=config.batch_size,
         normalize=config.reward.normalize_enable,
-        fast_tokenizer=not config.data.disable_fast_tokenizer,
     )
     service = RewardService(scorer, batch_size=config.batch_size, api_key=config.api_key)
     listener.listen(BACKLOG)  # before the address is announced, so that nobody is refused

@@ -28,7 +28,7 @@ EVALUATED_SHARE, EVALUATED_LEAST = 100, 32
 def run_session(config: SupervisedRun) -> Progress:
     """Train; returns where the run ended. What can be wrong with the data is found before a model is loaded."""
     model = check_model(config.model.model_name_or_path, "--model.model_name_or_path")
-    tokenizer = load_tokenizer(model, fast=not config.data.disable_fast_tokenizer, flag="--model.model_name_or_path")
+    tokenizer = load_tokenizer(model, flag="--model.model_name_or_path")
     if config.data.tokenizer_chat_template is not None:
         tokenizer.chat_template = config.data.tokenizer_chat_template
     task = make_task(config, tokenizer)
