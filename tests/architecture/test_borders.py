@@ -26,7 +26,7 @@ ALLOWED = {
     "utils": set(),
     "core": {"torch"},
     "rollout": {"torch", "vllm"},
-    "learner": {"torch", "deepspeed", "transformers", "accelerate", "safetensors", "liger_kernel"},
+    "learner": {"torch", "deepspeed", "transformers", "accelerate", "safetensors", "liger_kernel", "peft"},
     "launcher": {
         "torch",
         "transformers",
@@ -55,6 +55,7 @@ HOMES = {
     "deepspeed": {"openrlhf.learner"},
     "ray": {"openrlhf.launcher.ray"},
     "submitit": {"openrlhf.launcher.slurm"},
+    "peft": {"openrlhf.learner.lora"},
     "pytest": {"openrlhf.agents.testing"},
     "verifiers": {"openrlhf.agents.adapters.verifiers"},
     "httpx": {"openrlhf.launcher"},

@@ -1,13 +1,15 @@
-"""The quickstart's files are scripts that import each other by name, so their folder has to be on the path."""
+"""The examples' files are scripts that import each other by name, so their folders have to be on the path."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
-if str(QUICKSTART) not in sys.path:
-    sys.path.insert(0, str(QUICKSTART))
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+QUICKSTART = EXAMPLES / "quickstart"
+for folder in (QUICKSTART, EXAMPLES / "pipeline"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
 
 @pytest.fixture(scope="session")

@@ -17,11 +17,18 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from openrlhf.agents.types import StopReason, Trajectory, Turn
+from openrlhf.core.config import AlgoConfig, PolicyLossConfig
 from openrlhf.launcher.rewards.http import HttpRewardSource
 from openrlhf.launcher.serving.scorer import RewardScorer
 from openrlhf.launcher.serving.serve import bind, check_exposure, greeting, serve_rm
 from openrlhf.launcher.supervised_config import ServedRewardConfig, ServeRMConfig
+from openrlhf.launcher.trainer.protocols import SampleRef
+from openrlhf.launcher.trainer.rank import RankTrainer
+from openrlhf.launcher.trainer.rank_config import RankConfig
 from openrlhf.learner.config import DsConfig
+from openrlhf.learner.learner import Learner
+from openrlhf.learner.spec import LearnerSpec, Role
 from support.launcher_reward_model import tiny_reward_model
 from support.tiny_models import byte_tokenizer
 
@@ -55,6 +62,46 @@ def test_b044_the_reward_is_read_at_the_last_token(model: str) -> None:
     ids = [5, 1, 7, 1]  # an end token (1) in the prompt
     assert scorer.score([ids, ids + [1] * 9])[0] == pytest.approx(scorer.score([ids])[0], abs=1e-5)
     assert scorer.score([ids])[0] != pytest.approx(scorer.score([ids[:2]])[0], abs=1e-3)
+
+
+def test_b120_a_model_in_the_cluster_and_a_server_give_the_same_rewards(model: str) -> None:
+    tokenizer: Any = byte_tokenizer()
+    ids = tokenizer(TEXTS, add_special_tokens=False)["input_ids"]
+    samples = [sampled(row) for row in ids]
+    texts = [tokenizer.decode(s.token_ids, skip_special_tokens=False) for s in samples]  # what a server is sent
+    config = RankConfig(
+        algo=AlgoConfig(),
+        policy_loss=PolicyLossConfig(),
+        value_clip=0.5,
+        max_len=100,
+        agg_constant=1.0,
+        pad_token_id=0,
+    )
+    learner = Learner(LearnerSpec(role=Role.REWARD, model_path=model, ds=DS, score_micro_batch_size=2))
+    trainer = RankTrainer(learner, config, resolve=lambda handles: [samples for _ in handles])
+    refs = [SampleRef(handle="h", position=i, index=i, reward=0.0, length=len(ids[i])) for i in range(len(samples))]
+    rewards = trainer.rewards([refs])
+    scorer = RewardScorer(model, DS, max_len=100)
+    served = scorer.score(scorer.tokenize(texts))
+    assert list(rewards.values()) == pytest.approx(served, abs=1e-6)
+    assert served == pytest.approx(expected_rewards(model), abs=1e-5)
+    assert learner.reward_mean_std == (0.5, 2.0)  # where the trainer's running normalisation starts
+
+
+def sampled(ids: list[int]) -> Trajectory:
+    """A finished sample of which the first token is the prompt."""
+    rest = len(ids) - 1
+    return Trajectory(
+        token_ids=ids,
+        trainable=[0, *[1] * rest],
+        logprobs=[0.0, *[-1.0] * rest],
+        versions=[-1, *[0] * rest],
+        prompt_length=1,
+        turns=[Turn(start=1, end=len(ids), finish_reason="stop")],
+        stop_reason=StopReason.DONE,
+        group_id="e0-p0",
+        sample_index=0,
+    )
 
 
 def test_normalisation_uses_the_stored_statistics(model: str, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
-if str(QUICKSTART) not in sys.path:
-    sys.path.insert(0, str(QUICKSTART))
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+QUICKSTART = EXAMPLES / "quickstart"
+for folder in (QUICKSTART, EXAMPLES / "pipeline"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

@@ -22,7 +22,12 @@ import torch.multiprocessing as mp
 
 Case = Callable[[int, int, Path], Any]
 RankResults = dict[tuple[str, int], list[Any]]
-MODULES = ("support.learner_step_cases", "support.learner_state_cases", "support.learner_shard_cases")
+MODULES = (
+    "support.learner_step_cases",
+    "support.learner_state_cases",
+    "support.learner_shard_cases",
+    "support.learner_supervised_cases",
+)
 TIMEOUT = 540.0
 
 

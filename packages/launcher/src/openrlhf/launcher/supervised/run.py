@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from openrlhf.launcher import signals
 from openrlhf.launcher.errors import report_error
 from openrlhf.launcher.supervised.process import complete_environment, is_first
 from openrlhf.launcher.supervised_config import SupervisedRun
@@ -19,6 +20,7 @@ def train_supervised(config: SupervisedRun) -> int:
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
     for noisy in ("httpx", "filelock", "datasets"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    signals.install()
     from openrlhf.learner.setup import prepare_environment, training_device
 
     prepare_environment(os.environ, training_device().type)  # DeepSpeed reads it when it is imported

@@ -1,0 +1,183 @@
+"""The stages of the pipeline: the data each of them reads, the command it runs, and what it logged.
+
+Everything is about the quickstart's task, sorting five digits, and its tiny model.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "quickstart"))  # its task and its model
+
+from task import Example, draw_examples, imperfect_answer, write_jsonl
+
+HELD_OUT_SEED = 12345
+SFT_BATCH, PAIR_BATCH, ROLLOUT_BATCH = 64, 32, 16
+SPOILED = 0.6
+"""Share of wrong demonstrations: the model's samples shall leave room for the later stages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Optimiser steps of the supervised stages, rollout steps of each RL stage, held-out questions."""
+
+    sft: int = 600
+    reward_model: int = 60
+    rl: int = 20
+    dpo: int = 20
+    held_out: int = 512
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the files of a run lie."""
+
+    root: Path
+
+    @property
+    def base(self) -> Path:
+        """The untrained model."""
+        return self.root / "base"
+
+    def data(self, name: str) -> Path:
+        return self.root / "data" / f"{name}.jsonl"
+
+    def model(self, stage: str) -> Path:
+        return self.root / stage / "model"
+
+    def metrics(self, stage: str) -> Path:
+        return self.root / stage / "logs" / stage / "metrics.jsonl"
+
+
+def write_data(places: Places, sizes: Sizes, seed: int) -> None:
+    """Demonstrations, pairs of a right and a wrong answer, prompts; and held-out pairs and prompts."""
+    held_out = draw_examples(sizes.held_out, seed=HELD_OUT_SEED)
+    seen = {e.question for e in held_out}
+    rng = random.Random(seed)
+    demonstrations = draw_examples(sizes.sft * SFT_BATCH, seed=seed, exclude=seen)
+    spoiled = [Example(question=e.question, answer=imperfect_answer(e.answer, rng, SPOILED)) for e in demonstrations]
+    write_jsonl(places.data("sft"), spoiled)
+    count = max(sizes.reward_model, sizes.dpo) * PAIR_BATCH
+    _write_pairs(places.data("pairs"), draw_examples(count, seed=seed + 1, exclude=seen), rng)
+    _write_pairs(places.data("held_out_pairs"), held_out, rng)
+    write_jsonl(places.data("prompts"), draw_examples(sizes.rl * ROLLOUT_BATCH, seed=seed + 2, exclude=seen))
+    write_jsonl(places.data("held_out"), held_out)
+
+
+def wrong_answer(answer: str, rng: random.Random) -> str:
+    """An answer that the fine-tuned model could give instead: swapped, changed or missing digits."""
+    while True:
+        kind = rng.random()
+        if kind < 0.6:
+            spoiled = imperfect_answer(answer, rng, 1.0)
+        elif kind < 0.8:
+            place = rng.randrange(len(answer))
+            spoiled = answer[:place] + str(rng.randrange(10)) + answer[place + 1 :]
+        else:
+            spoiled = answer[: rng.randint(1, len(answer) - 1)]
+        if spoiled != answer:
+            return spoiled
+
+
+def _write_pairs(path: Path, examples: Sequence[Example], rng: random.Random) -> None:
+    rows = [{"prompt": e.question, "chosen": e.answer, "rejected": wrong_answer(e.answer, rng)} for e in examples]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def command(module: str, places: Places, stage: str, flags: dict[str, object]) -> list[str]:
+    """A training command that logs and exports into the stage's folder."""
+    own = {
+        "data.max_len": 64,
+        "ckpt.output_dir": places.model(stage),
+        "ckpt.path": places.root / stage / "checkpoints",
+        "logger.tensorboard_dir": places.root / stage / "logs",
+        "logger.wandb.run_name": stage,
+    }
+    words = [word for name, value in {**flags, **own}.items() for word in (f"--{name}", str(value))]
+    return [sys.executable, "-m", f"openrlhf.cli.{module}", *words, "--data.apply_chat_template"]
+
+
+def sft_command(places: Places) -> list[str]:
+    """Supervised fine-tuning of the untrained model on the demonstrations."""
+    flags: dict[str, object] = {
+        "model.model_name_or_path": places.base,
+        "data.dataset": places.data("sft"),
+        "data.input_key": "prompt",
+        "data.output_key": "label",
+        "train.batch_size": SFT_BATCH,
+        "train.micro_batch_size": SFT_BATCH,
+        "train.max_epochs": 1,
+        "adam.lr": 3e-3,
+        "logger.logging_steps": 10,
+    }
+    return command("train_sft", places, "sft", flags)
+
+
+def reward_model_command(places: Places) -> list[str]:
+    """A reward model that starts from the fine-tuned model, judged by held-out pairs."""
+    return command("train_rm", places, "reward_model", _pair_flags(places, "sft", lr=2e-3))
+
+
+def dpo_command(places: Places, start: str) -> list[str]:
+    """Preference training, on the same pairs, of the model that the stage `start` made."""
+    return command("train_dpo", places, "dpo", _pair_flags(places, start, lr=2e-4))
+
+
+def _pair_flags(places: Places, start: str, *, lr: float) -> dict[str, object]:
+    return {
+        "model.model_name_or_path": places.model(start),
+        "data.dataset": places.data("pairs"),
+        "data.prompt_key": "prompt",
+        "eval.dataset": places.data("held_out_pairs"),
+        "eval.split": "train",
+        "train.batch_size": PAIR_BATCH,
+        "train.micro_batch_size": PAIR_BATCH,
+        "adam.lr": lr,
+    }
+
+
+def rl_command(places: Places, stage: str, start: str, reward: dict[str, object]) -> list[str]:
+    """REINFORCE++-baseline with the rewards that the flags in `reward` name: a model in the cluster, or a server."""
+    flags: dict[str, object] = {
+        "actor.model_name_or_path": places.model(start),
+        "data.prompt_dataset": places.data("prompts"),
+        "data.input_key": "prompt",
+        "data.label_key": "label",
+        "actor.num_gpus_per_node": 1,
+        "vllm.num_engines": 1,
+        "algo.advantage.estimator": "reinforce_baseline",
+        "algo.kl.init_coef": 0,
+        "actor.adam.lr": 5e-4,
+        "rollout.batch_size": ROLLOUT_BATCH,
+        "rollout.n_samples_per_prompt": 8,
+        "rollout.max_new_tokens": 10,
+        "rollout.micro_batch_size": 64,
+        "train.batch_size": 64,
+        "train.micro_batch_size": 32,
+    }
+    return command("train_ppo_ray", places, stage, {**flags, **reward})
+
+
+def in_cluster(places: Places) -> dict[str, object]:
+    """Flags that load the reward model beside the policy."""
+    return {"reward.model_name_or_path": places.model("reward_model"), "reward.num_gpus_per_node": 1}
+
+
+def server_command(places: Places) -> list[str]:
+    """The reward server, on a free port."""
+    flags = ["--reward.model_name_or_path", str(places.model("reward_model")), "--port", "0", "--data.max_len", "64"]
+    return [sys.executable, "-m", "openrlhf.cli.serve_rm", *flags]
+
+
+def logged(places: Places, stage: str, name: str) -> list[float]:
+    """All values of one metric that a stage logged, in order."""
+    lines = map(json.loads, places.metrics(stage).read_text(encoding="utf-8").splitlines())
+    values = [line[name] for line in lines if name in line]
+    if not values:
+        raise ValueError(f"stage {stage!r} logged no {name!r}")
+    return values
