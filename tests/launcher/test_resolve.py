@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from openrlhf.launcher.commands import TRAIN_DPO, TRAIN_RM, TRAIN_SFT
 from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.flags import values_of
 from openrlhf.launcher.machine import Machine, detect_machine
-from openrlhf.launcher.parsing import parse_train_ppo
-from openrlhf.launcher.resolve import resolve
+from openrlhf.launcher.parsing import parse, parse_train_ppo
+from openrlhf.launcher.resolve import resolve, resolve_supervised
 
 CPU, GPUS = Machine(gpus=0), Machine(gpus=8)
 
@@ -137,3 +140,23 @@ def test_machine_amd(tmp_path: Path) -> None:
         (tmp_path / "dev" / name).touch()
     assert detect_machine({}, tmp_path).gpus == 2
     assert detect_machine({"HIP_VISIBLE_DEVICES": "1"}, tmp_path).gpus == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "line", "path", "value", "words"),
+    [
+        (TRAIN_SFT, "--train.dynamic_batch_enable", "ds.packing_samples", True, "switches --ds.packing_samples on"),
+        (
+            TRAIN_RM,
+            "--model.compute_fp32_loss_enable",
+            "model.compute_fp32_loss_enable",
+            True,
+            "always computed in fp32",
+        ),
+        (TRAIN_DPO, "--ref.offload", "ref.offload", False, "in host memory anyway"),
+    ],
+)
+def test_supervised_changes_are_announced(command: Any, line: str, path: str, value: Any, words: str) -> None:
+    config, notes = resolve_supervised(parse(command, line.split()).config, CPU, prefix="x")
+    assert values_of(config)[path] == value
+    assert [note for note in notes if words in note]
