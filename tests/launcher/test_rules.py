@@ -353,6 +353,7 @@ FOUR_BIT = "--ds.load_in_4bit --ds.lora.rank 8"
         ("train_sft", f"{PLAIN} --ds.lora.alpha 32", "ds.lora.rank", "no adapters"),
         ("train_sft", f"{PLAIN} --ds.lora.rank 8 --ds.lora.dropout 1", "ds.lora.dropout", "[0, 1)"),
         ("train_sft", f"{PLAIN} --ds.lora.rank 8 --ds.lora.alpha 0", "ds.lora.alpha", "at least 1"),
+        ("train_rm", "--ds.lora.rank 8 --ds.tensor_parallel_size 2", "ds.tensor_parallel_size", "not cut"),
         ("train_rm", "--ds.load_in_4bit", "ds.lora.rank", "cannot be trained"),
         ("train_rm", f"{FOUR_BIT} --ds.param_dtype fp16", "ds.param_dtype", "bf16"),
         ("train_rm", f"{FOUR_BIT} --ds.zero_stage 3", "ds.zero_stage", "cannot partition"),

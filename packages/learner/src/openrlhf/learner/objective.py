@@ -66,11 +66,12 @@ def _tokens(batch: Batch) -> float:
     return float(batch.action_mask.sum())
 
 
-def _balance_count(batch: Batch, coef: float) -> dict[str, float]:
+def balance_count(batch: Batch, coef: float) -> dict[str, float]:
+    """The count of `balance_term`: tokens; nothing where the loss is not trained."""
     return {"aux_loss": float(batch.attention_mask.sum())} if coef > 0 else {}
 
 
-def _balance_term(outputs: ModelOutputs) -> dict[str, LossOutput]:
+def balance_term(outputs: ModelOutputs) -> dict[str, LossOutput]:
     """The balance loss of a mixture of experts. It is no mean over tokens: micro-batches weigh by their tokens."""
     if outputs.aux_loss is None:
         return {}
@@ -115,7 +116,7 @@ class PolicyObjective:
             counts["kl_loss"] = _tokens(batch)
         if self.with_entropy:
             counts["entropy_loss"] = _tokens(batch)
-        return counts | _balance_count(batch, self.config.aux_loss_coef)
+        return counts | balance_count(batch, self.config.aux_loss_coef)
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> dict[str, LossOutput]:
         assert outputs.logprobs is not None, "a policy objective needs a language model"
@@ -144,7 +145,7 @@ class PolicyObjective:
             )
         if outputs.entropy is not None:
             terms["entropy_loss"] = entropy_loss(entropy=outputs.entropy, action_mask=batch.action_mask)
-        return terms | _balance_term(outputs)
+        return terms | balance_term(outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +162,7 @@ class ValueObjective:
         return {"critic_loss": 1.0, "aux_loss": self.aux_coef}
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return {"critic_loss": _tokens(batch)} | _balance_count(batch, self.aux_coef)
+        return {"critic_loss": _tokens(batch)} | balance_count(batch, self.aux_coef)
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> dict[str, LossOutput]:
         assert outputs.values is not None, "a value objective needs a critic"
@@ -174,4 +175,4 @@ class ValueObjective:
             action_mask=batch.action_mask,
             value_clip=self.value_clip,
         )
-        return {"critic_loss": loss} | _balance_term(outputs)
+        return {"critic_loss": loss} | balance_term(outputs)

@@ -15,7 +15,7 @@ from openrlhf.core.losses.output import LossOutput
 from openrlhf.core.losses.preference import PairLogprobs, chosen_nll_loss, dpo_loss, sequence_logprobs
 from openrlhf.core.losses.reward_model import RewardModelLossType, reward_model_loss
 from openrlhf.core.losses.sft import sft_loss
-from openrlhf.learner.objective import ModelOutputs
+from openrlhf.learner.objective import ModelOutputs, balance_count, balance_term
 
 CHOSEN, REJECTED = slice(0, None, 2), slice(1, None, 2)
 
@@ -33,12 +33,12 @@ class SftObjective:
         return {"sft_loss": 1.0, "aux_loss": self.aux_loss_coef}
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return {"sft_loss": float(batch.action_mask.sum())} | _aux_count(self.aux_loss_coef, batch)
+        return {"sft_loss": float(batch.action_mask.sum())} | balance_count(batch, self.aux_loss_coef)
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> dict[str, LossOutput]:
         assert outputs.logprobs is not None, "supervised fine-tuning needs a language model"
         loss = sft_loss(logprobs=outputs.logprobs, loss_mask=batch.action_mask)
-        return {"sft_loss": loss} | _aux_term(outputs)
+        return {"sft_loss": loss} | balance_term(outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class RewardObjective:
         return {"reward_loss": 1.0, "aux_loss": self.aux_loss_coef}
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return {"reward_loss": float(batch.size // 2)} | _aux_count(self.aux_loss_coef, batch)
+        return {"reward_loss": float(batch.size // 2)} | balance_count(batch, self.aux_loss_coef)
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> dict[str, LossOutput]:
         assert outputs.rewards is not None, "a reward objective needs a reward model"
@@ -70,7 +70,7 @@ class RewardObjective:
         )
         rewards, count = outputs.rewards.detach().double(), float(batch.size)
         moments = {"reward": (rewards.sum(), count), "reward_square": (rewards.square().sum(), count)}
-        return {"reward_loss": replace(loss, metrics={**loss.metrics, **moments})} | _aux_term(outputs)
+        return {"reward_loss": replace(loss, metrics={**loss.metrics, **moments})} | balance_term(outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +90,14 @@ class PreferenceObjective:
         return {"preference_loss": 1.0, "nll_loss": self.nll_loss_coef, "aux_loss": self.aux_loss_coef}
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        counts = {"preference_loss": float(batch.size // 2)} | _aux_count(self.aux_loss_coef, batch)
+        counts = {"preference_loss": float(batch.size // 2)} | balance_count(batch, self.aux_loss_coef)
         if self.nll_loss_coef > 0:
             counts["nll_loss"] = float(batch.action_mask[CHOSEN].any(-1).sum())
         return counts
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> dict[str, LossOutput]:
         assert outputs.logprobs is not None, "preference training needs a language model"
-        return self.terms(outputs.logprobs, batch) | _aux_term(outputs)
+        return self.terms(outputs.logprobs, batch) | balance_term(outputs)
 
     def terms(self, logprobs: Tensor, batch: Batch) -> dict[str, LossOutput]:
         """The losses of these log-probs [2N, T], for training and evaluation alike."""
@@ -114,13 +114,3 @@ class PreferenceObjective:
         if self.nll_loss_coef > 0:
             terms["nll_loss"] = chosen_nll_loss(logprobs=logprobs[CHOSEN], loss_mask=batch.action_mask[CHOSEN])
         return terms
-
-
-def _aux_count(coef: float, batch: Batch) -> dict[str, float]:
-    return {"aux_loss": float(batch.attention_mask.sum())} if coef > 0 else {}
-
-
-def _aux_term(outputs: ModelOutputs) -> dict[str, LossOutput]:
-    if outputs.aux_loss is None:
-        return {}
-    return {"aux_loss": LossOutput(total=outputs.aux_loss * outputs.tokens, count=outputs.tokens)}

@@ -103,6 +103,9 @@ def adapters(c: SupervisedConfig, m: Machine) -> Found:
                 yield broken(c, f"ds.lora.{name} ds.lora.rank", problem, "--ds.lora.rank 16")
     if lora.rank > 0 and not lora.target_modules:
         yield broken(c, "ds.lora.target_modules", "it names no module", "--ds.lora.target_modules all-linear")
+    if lora.rank > 0 and c.ds.tensor_parallel_size > 1:
+        problem = "adapters are not cut over ranks"
+        yield broken(c, "ds.lora.rank ds.tensor_parallel_size", problem, "--ds.tensor_parallel_size 1")
     if not 0 <= lora.dropout < 1:
         yield broken(c, "ds.lora.dropout", "it must lie in [0, 1)", "--ds.lora.dropout 0.05")
     if lora.alpha < 1:
