@@ -104,9 +104,7 @@ def adapters(rank: int, world: int, folder: Path) -> dict[str, Any]:
         after = parameters(learner)
         results[name] = {
             "moved": sorted(n for n in before if not torch.equal(before[n], after[n])),
-            "scores": [
-                s for s in (learner.score(pair_batch()).logprobs, learner.score(pair_batch()).rewards) if s is not None
-            ],
+            "scores": learner.score(pair_batch()),
         }
     return results
 
