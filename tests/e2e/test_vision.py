@@ -171,6 +171,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Side]]
                 max_model_len=256,
                 max_images_per_prompt=3,
                 suppressed_token_ids=vision.suppressed,
+                engine_args={"num_gpu_blocks_override": 128},  # 4096 tokens: four engines share a machine
             )
         )
     host = EngineHost(specs)
