@@ -115,9 +115,12 @@ def run_cases(
 
 
 def start_ranks(names: Sequence[str], folder: Path, world: int, modules: Sequence[str] = MODULES) -> Any:
-    """Start `world` ranks that run the cases of these modules; hand what comes back to `join_ranks`."""
+    """Start `world` ranks that run the cases of these modules; hand what comes back to `join_ranks`.
+
+    They end with this process, also when a test's time-out ends it.
+    """
     return mp.spawn(  # pyright: ignore[reportPrivateImportUsage]
-        _rank_main, args=(world, free_port(), list(names), folder, modules), nprocs=world, join=False
+        _rank_main, args=(world, free_port(), list(names), folder, modules), nprocs=world, join=False, daemon=True
     )
 
 
