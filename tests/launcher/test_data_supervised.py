@@ -218,7 +218,7 @@ def test_pretraining_trains_on_the_text_as_it_stands(tmp_path: Path) -> None:
 
 def test_refusals_name_place_field_and_fix(tmp_path: Path) -> None:
     good, key = {"input": "q", "o": "a"}, {"output_key": "o"}
-    for rows, options, message in (
+    cases: list[tuple[list[Any], dict[str, Any], str]] = [
         ([{"question": "q"}], {}, r"--data\.input_key 'input': .* has no such field; it has question"),
         ([{"input": "q", "a": "b"}], {"output_key": "answer"}, r"--data\.output_key 'answer': .* it has input, a"),
         ([good, {"input": 3, "o": "a"}], key, "line 2: expected a string, got int"),
@@ -233,7 +233,8 @@ def test_refusals_name_place_field_and_fix(tmp_path: Path) -> None:
             "line 1: expected a string, got a list of mess",
         ),
         ([], {}, "has no rows"),
-    ):
+    ]
+    for rows, options, message in cases:
         with pytest.raises(ValueError, match=message):
             sft(write(tmp_path / "a.jsonl", rows), apply_chat_template=False, **options)
 

@@ -31,14 +31,15 @@ def write(path: Path, rows: int) -> None:
 
 
 def main(folder: Path, rows: int) -> None:
-    import datasets
+    from datasets import config as settings
+    from datasets import disable_progress_bars
 
     from openrlhf.launcher.config import DataConfig
     from openrlhf.launcher.data.prompts import load_prompts
     from support.launcher_tokenizer import CHATML, byte_tokenizer
 
-    datasets.config.HF_DATASETS_CACHE = folder / "cache"
-    datasets.disable_progress_bars()
+    settings.HF_DATASETS_CACHE = folder / "cache"
+    disable_progress_bars()
     write(folder / "rows.parquet", rows)
     config = DataConfig(
         prompt_dataset=str(folder / "rows.parquet"),
