@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, OutOfMemoryError
 
 from openrlhf.agents.engine import EngineError, Generation, SamplingParams
 from openrlhf.launcher.ray.agent_actor import AgentActor, RayEngineClient
@@ -86,6 +86,7 @@ def test_a_cancelled_request_ends_in_the_engine_or_is_never_sent(wait: float) ->
     ("outcome", "kind", "message"),
     [
         (ActorDiedError(), EngineDownError, "engine 0: The actor died"),
+        (OutOfMemoryError("low on memory"), EngineDownError, "engine 0: low on memory"),
         (
             TypeError("cannot pickle image"),
             RequestRejectedError,

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, WorkerCrashedError
 
 from openrlhf.launcher.ray import calls
 from openrlhf.launcher.ray.calls import WorkerDiedError, gather
@@ -39,6 +39,12 @@ def test_a_death_goes_before_the_errors_that_it_causes() -> None:
     broken = RuntimeError("connection closed by peer")
     with pytest.raises(WorkerDiedError, match=r"policy update: policy rank 2 died"):
         run_gather((0, broken), (0, broken), (20, ActorDiedError()))
+
+
+@pytest.mark.parametrize("death", [OutOfMemoryError("low on memory"), NodeDiedError("gone"), WorkerCrashedError()])
+def test_every_kind_of_death_is_named(death: Exception) -> None:
+    with pytest.raises(WorkerDiedError, match="policy update: policy rank 1 died"):
+        run_gather((0, 1), (2, death))
 
 
 def test_an_error_of_its_own_is_raised_when_nobody_died(monkeypatch: pytest.MonkeyPatch) -> None:

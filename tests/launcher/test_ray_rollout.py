@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, OutOfMemoryError, WorkerCrashedError
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import TrainPPOConfig
@@ -101,9 +101,10 @@ def test_num_workers_is_how_many_agent_workers_start(count: int, monkeypatch: py
     assert starter.started == list(range(count))
 
 
-def test_a_group_of_a_dead_worker_is_rolled_out_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("death", [ActorDiedError(), OutOfMemoryError("low on memory"), WorkerCrashedError()])
+def test_a_group_of_a_dead_worker_is_rolled_out_by_another(death: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> Any:
-        return await make([ActorDiedError(), [GOOD]], monkeypatch).run_group(ITEM)
+        return await make([death, [GOOD]], monkeypatch).run_group(ITEM)
 
     group = asyncio.run(main())
     assert (group.samples, group.handle) == ([GOOD], "handle")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError
 
 from openrlhf.agents.engine import EngineError, Generation
 from openrlhf.agents.types import PromptItem, Trajectory
@@ -70,7 +70,7 @@ class RayEngineClient:
             async for ref in stream:
                 for number, result in await ref:
                     _settle(batch[number][1], result)
-        except (RayActorError, RayTaskError) as error:
+        except RayError as error:
             failure = EngineDownError(f"{self.name}: {first_line(error)}")
         except Exception as error:  # what cannot be sent, such as an image of a kind that does not pickle
             failure = RequestRejectedError(f"requests to {self.name} could not be sent: {first_line(error)}")
@@ -82,7 +82,7 @@ class RayEngineClient:
         """Raises EngineDownError when the engine does not answer."""
         try:
             await self.actor.call.remote("health")
-        except (RayActorError, RayTaskError) as error:
+        except RayError as error:
             raise EngineDownError(f"{self.name}: {first_line(error)}") from error
 
 

@@ -8,8 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import (
+    GetTimeoutError,
+    NodeDiedError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
+DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
+"""How Ray says that a worker is gone; one that Ray itself ended for want of memory is an error of its own kind."""
 DEATH_NOTICE = 10.0
 """Seconds in which a worker's death becomes known after its peers failed: their connection breaks first."""
 
@@ -71,7 +80,7 @@ async def _named(ref: ray.ObjectRef, what: str, name: str) -> Any:
         return await ref
     except RayTaskError as error:
         raise user_error(error) from error
-    except RayActorError as error:
+    except DEATHS as error:
         raise WorkerDiedError(f"{what}: {name} died ({first_line(error)})") from error
 
 
@@ -94,5 +103,5 @@ def get(refs: Sequence[ray.ObjectRef], *, what: str, timeout: float) -> list[Any
         raise user_error(error) from error
     except GetTimeoutError as error:
         raise WorkerDiedError(f"{what}: no answer within {timeout:.0f} s") from error
-    except RayActorError as error:
+    except DEATHS as error:
         raise WorkerDiedError(f"{what}: {first_line(error)}") from error

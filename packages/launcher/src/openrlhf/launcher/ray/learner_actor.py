@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError
 
-from openrlhf.launcher.ray.calls import WorkerDiedError, first_line
+from openrlhf.launcher.ray.calls import DEATHS, WorkerDiedError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,7 +90,7 @@ def _fetch(name: str, refs: Sequence[ray.ObjectRef]) -> list[Any]:
     """Other ranks' results, once they have them. Raises WorkerDiedError when one of those ranks is gone."""
     try:
         return ray.get(list(refs), timeout=WORK_TIMEOUT)
-    except RayActorError as error:
+    except DEATHS as error:
         raise WorkerDiedError(f"{SOURCES[name]}: their rank died ({first_line(error)})") from error
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 
 from openrlhf.agents.recorder import failed_group
 from openrlhf.agents.types import Failure, PromptItem
 from openrlhf.launcher.logging.sinks import GeneratedSample
-from openrlhf.launcher.ray.calls import WorkerDiedError, first_line, gather, user_error
+from openrlhf.launcher.ray.calls import DEATHS, WorkerDiedError, first_line, gather, user_error
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.trainer.protocols import EvalRequest, Group
 from openrlhf.launcher.trainer.samples import sample_info
@@ -144,7 +144,7 @@ class RayRollout:
         self._running[worker] += 1
         try:
             group = await self._run_on(actor, item, evaluation)
-        except (WorkerDiedError, RayActorError) as error:
+        except (WorkerDiedError, *DEATHS) as error:
             if self._fatal.done():
                 raise
             await self._replace(worker, actor, first_line(error))
