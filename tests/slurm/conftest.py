@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from support.mini_slurm import MiniSlurm, missing_for_slurm
+from support.slurm_runs import Desk, cancel_all
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +26,10 @@ def cluster() -> Iterator[MiniSlurm]:
             yield cluster
         finally:
             cluster.stop()
+
+
+@pytest.fixture
+def desk(cluster: MiniSlurm, tmp_path: Path) -> Iterator[Desk]:
+    """A user of the cluster; what a failed test left in the queue is cancelled."""
+    yield Desk(tmp_path)
+    cancel_all()

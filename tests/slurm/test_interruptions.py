@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,11 +17,6 @@ from support.slurm_runs import Desk, left_over, until
 pytestmark = [pytest.mark.proof, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(1500)]
 
 START_SECONDS = 400.0
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
 
 
 @pytest.fixture

@@ -39,8 +39,7 @@ def metrics_of(board: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k != "time" and not k.startswith("timing/")} for row in rows]
 
 
-def test_ranks_and_engines_on_two_nodes(cluster: MiniSlurm, tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+def test_ranks_and_engines_on_two_nodes(cluster: MiniSlurm, desk: Desk, tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "work", tiny_qwen3(tmp_path / "tiny"), prompts=8)
     flags = [*workspace.flags, *SPREAD, *SMALL, "--logger.tensorboard_dir", str(tmp_path / "board")]
     done = desk.launch("slurm", *NODES, "--wait", "--", *flags, timeout=900, check=False)
@@ -95,9 +94,8 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Quickstart:
 
 @pytest.mark.proof
 def test_the_quickstart_on_two_nodes_equals_the_local_run(
-    cluster: MiniSlurm, quickstart: Quickstart, tmp_path: Path
+    cluster: MiniSlurm, desk: Desk, quickstart: Quickstart
 ) -> None:
-    desk = Desk(tmp_path)
     flags = quickstart.flags("slurm", "--actor.num_nodes", "2", "--actor.num_gpus_per_node", "1")
     done = desk.launch("slurm", *NODES, "--wait", "--", *flags, timeout=1500, check=False)
     job = done.stdout.split()[1]
@@ -111,8 +109,7 @@ def test_the_quickstart_on_two_nodes_equals_the_local_run(
 
 
 @pytest.mark.proof
-def test_a_warned_run_resumes_bit_for_bit(cluster: MiniSlurm, quickstart: Quickstart, tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+def test_a_warned_run_resumes_bit_for_bit(cluster: MiniSlurm, desk: Desk, quickstart: Quickstart) -> None:
     flags = quickstart.flags("warned", "--actor.num_nodes", "2", "--actor.num_gpus_per_node", "1")
     job = desk.launch("slurm", *NODES, "--parsable", "--", *flags).stdout.strip()
     until(lambda: "step 6 " in desk.log(job), 900, "sixth step")
@@ -129,8 +126,7 @@ def test_a_warned_run_resumes_bit_for_bit(cluster: MiniSlurm, quickstart: Quicks
 
 
 @pytest.mark.proof
-def test_a_failing_trainer_fails_the_job_with_its_status(cluster: MiniSlurm, tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+def test_a_failing_trainer_fails_the_job_with_its_status(cluster: MiniSlurm, desk: Desk, tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "work", tiny_qwen3(tmp_path / "tiny"), reward="def reward_func(): 1/0\n")
     done = desk.launch("slurm", *NODES, "--wait", "--", *workspace.flags, *SPREAD, *SMALL, timeout=900, check=False)
     job = done.stdout.split()[1]

@@ -17,7 +17,7 @@ pytest.importorskip("submitit")
 
 from openrlhf.launcher.slurm.states import read_states
 from support.mini_slurm import MiniSlurm
-from support.slurm_runs import BIN, Desk, left_over, scancel, until
+from support.slurm_runs import BIN, Desk, cancel_all, left_over, scancel, until
 
 pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.timeout(900), pytest.mark.usefixtures("cluster")]
 
@@ -29,22 +29,19 @@ ENVIRONMENT = {"NCCL_DEBUG": "INFO", "TOKENIZERS_PARALLELISM": "false", "HF_HOME
 TWO_NODES = ("--nodes", "2", "--nodelist", "node1,node2", "--cpus-per-task", "2", "--gpus-per-node", "h100:2")
 
 
-@pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def neighbours(cluster: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, str, str]]:
     """Two runs at once on the same two nodes: one that counts for long, one that reports and fails with 17."""
     desk = Desk(tmp_path_factory.mktemp("neighbours"))
-    long = desk.submit(f"count {desk.notes} 900", *TWO_NODES)
-    until(desk.notes.exists, START_SECONDS, "start of the first run")  # Ray has limits for its start: not all at once
     env = [word for name, value in ENVIRONMENT.items() for word in ("--env", f"{name}={value}")]
     names = [word for value in NASTY for word in ("--logger.wandb.run_name", value)]
-    short = desk.submit(f"report {desk.folder}/seen.json 17", *TWO_NODES, *env, "--job-name", "a b", flags=names)
-    yield desk, long, short
-    scancel(long, short)
+    long = desk.submit(f"count {desk.notes} 900", *TWO_NODES)
+    try:
+        until(desk.notes.exists, START_SECONDS, "start of the first run")  # Ray limits its start: not all at once
+        short = desk.submit(f"report {desk.folder}/seen.json 17", *TWO_NODES, *env, "--job-name", "a b", flags=names)
+        yield desk, long, short
+    finally:
+        cancel_all()
 
 
 def test_arguments_environment_and_exit_status_b105_b107(cluster: MiniSlurm, neighbours: tuple[Desk, str, str]) -> None:

@@ -99,3 +99,8 @@ def left_over(cluster: MiniSlurm, job: str) -> list[str]:
 
 def scancel(*words: str) -> None:
     subprocess.run(["scancel", *words], check=True, timeout=60, env=os.environ)
+
+
+def cancel_all() -> None:
+    """End every job of the cluster."""
+    scancel(f"--user={os.getuid()}")
