@@ -20,6 +20,7 @@ from support.stack_runs import make_workspace
 from support.tiny_models import tiny_qwen3
 
 pytestmark = [
+    pytest.mark.proof,
     pytest.mark.stack,
     pytest.mark.xdist_group("slurm"),
     pytest.mark.timeout(3000),
@@ -92,7 +93,6 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Quickstart:
     return quickstart
 
 
-@pytest.mark.proof
 def test_the_quickstart_on_two_nodes_equals_the_local_run(
     cluster: MiniSlurm, desk: Desk, quickstart: Quickstart
 ) -> None:
@@ -108,7 +108,6 @@ def test_the_quickstart_on_two_nodes_equals_the_local_run(
     assert left_over(cluster, job) == []
 
 
-@pytest.mark.proof
 def test_a_warned_run_resumes_bit_for_bit(cluster: MiniSlurm, desk: Desk, quickstart: Quickstart) -> None:
     flags = quickstart.flags("warned", "--actor.num_nodes", "2", "--actor.num_gpus_per_node", "1")
     job = desk.launch("slurm", *NODES, "--parsable", "--", *flags).stdout.strip()
@@ -125,7 +124,6 @@ def test_a_warned_run_resumes_bit_for_bit(cluster: MiniSlurm, desk: Desk, quicks
     assert left_over(cluster, job) == []
 
 
-@pytest.mark.proof
 def test_a_failing_trainer_fails_the_job_with_its_status(cluster: MiniSlurm, desk: Desk, tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "work", tiny_qwen3(tmp_path / "tiny"), reward="def reward_func(): 1/0\n")
     done = desk.launch("slurm", *NODES, "--wait", "--", *workspace.flags, *SPREAD, *SMALL, timeout=900, check=False)
