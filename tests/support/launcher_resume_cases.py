@@ -27,6 +27,8 @@ from support.learner_ranks import Case
 from support.trainer_fakes import FakeLearner, FakeRun, fake_run
 
 PROMPTS, EPISODES, SAVE_STEPS = 4, 3, 1
+RUN_SECONDS = 300.0
+"""Bound of one run: a second of work, on a machine that may be busy."""
 UPDATES_PER_STEP = 2
 """Epochs over each rollout batch of two prompts; an episode is two steps, the run six."""
 
@@ -157,7 +159,7 @@ def interrupted_and_resumed(folder: Path, *, optim: str, stage: int, critic: boo
     shape: dict[str, Any] = {"optim": optim, "stage": stage, "critic": critic}
     root = folder / f"resume-{optim}-{stage}-{critic}"
     whole = make_run(str(folder / "qwen3"), root / "whole", resume=False, **shape)
-    whole.run()
+    whole.run(RUN_SECONDS)
     assert isinstance(whole.learner, LocalLearner)
     want, results = comparable(whole.sink.steps), {}
     for name, stop in INTERRUPTIONS.items():
@@ -165,14 +167,14 @@ def interrupted_and_resumed(folder: Path, *, optim: str, stage: int, critic: boo
         assert isinstance(first.learner, LocalLearner)
         first.learner.stop = stop
         try:
-            first.run()
+            first.run(RUN_SECONDS)
         except Interrupted:
             results[name] = {"saved": sorted(p.name for p in (root / name).glob("global_step*"))}
         torch.rand(7)  # another process would be elsewhere in its random numbers
         second = make_run(str(folder / "qwen3"), root / name, resume=True, **shape)
         assert isinstance(second.learner, LocalLearner)
         second.sink.first = stop[0] + 1
-        second.run()
+        second.run(RUN_SECONDS)
         got, weights = comparable(second.sink.steps), second.learner.weights()
         results[name] |= {
             "steps": len(got),

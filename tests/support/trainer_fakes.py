@@ -198,8 +198,8 @@ class FakeRun:
     sink: FakeSink
     trainer: Trainer
 
-    def run(self) -> Any:
-        return asyncio.run(asyncio.wait_for(self.trainer.run(), 30))
+    def run(self, seconds: float = 30) -> Any:
+        return asyncio.run(asyncio.wait_for(self.trainer.run(), seconds))
 
     def trained(self) -> list[str]:
         """The handles of all samples that were trained on, in no order."""
