@@ -181,7 +181,7 @@ def qwen2_5_vl(spread: float) -> tuple[Any, Callable[[], Any]]:
 
 
 def qwen3_5(spread: float) -> tuple[Any, Callable[[], Any]]:
-    """One layer of linear attention, one of full attention."""
+    """One layer of linear attention, with heads of 128 (engines take no 32), one of full attention."""
     from transformers import (
         Qwen2VLImageProcessor,
         Qwen3_5Config,
@@ -204,8 +204,8 @@ def qwen3_5(spread: float) -> tuple[Any, Callable[[], Any]]:
         head_dim=32,
         rope_parameters=rope,
         layer_types=["linear_attention", "full_attention"],
-        linear_key_head_dim=32,
-        linear_value_head_dim=32,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
         linear_num_key_heads=2,
         linear_num_value_heads=2,
         linear_conv_kernel_dim=4,
