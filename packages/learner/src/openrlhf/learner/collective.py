@@ -58,7 +58,8 @@ class Collective:
             return names
         source = list(empty_ranks).index(False)
         box = [names]
-        dist.broadcast_object_list(box, src=dist.get_global_rank(self.group, source) if self.group else source)
+        first = dist.get_global_rank(self.group, source) if self.group else source
+        dist.broadcast_object_list(box, src=first, group=self.group)
         return box[0]
 
     def first_non_negative(self, value: int) -> int:
