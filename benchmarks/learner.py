@@ -124,7 +124,8 @@ def bare_step(path: Path, dtype: str, batch: Batch) -> Callable[[], Any]:
         optimizer.zero_grad()
         if masters is not weights:
             with torch.no_grad():
-                torch._foreach_copy_(weights, masters)  # pyright: ignore[reportPrivateImportUsage]
+                for weight, master in zip(weights, masters, strict=True):
+                    weight.copy_(master)
         return loss.detach()
 
     return step

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from openrlhf.core import logprobs
 from openrlhf.core.logprobs import entropy_from_logits, logprobs_from_logits, token_logprobs
+from openrlhf.core.masks import at_least_fp32
 from support.core_helpers import INF, NAN, check, gradient
 
 F64 = torch.float64
@@ -183,7 +184,7 @@ def test_given_logits_equal_the_plain_way(shape: tuple[int, ...], dtype: torch.d
 
 def test_given_logits_are_never_widened_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    widen = logprobs.at_least_fp32
+    widen = at_least_fp32
 
     def record(x: Tensor) -> Tensor:
         sizes.append(x.numel())

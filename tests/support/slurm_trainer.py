@@ -15,6 +15,7 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 NAMES = ("HF_HOME", "NCCL_DEBUG", "TOKENIZERS_PARALLELISM", "RAY_DEDUP_LOGS", "CUDA_VISIBLE_DEVICES")
 
@@ -33,7 +34,8 @@ def report(file: str, code: str, flags: list[str]) -> int:
     nodes = [n for n in ray.nodes() if n["Alive"]]
     places = [n["NodeID"] for n in nodes for _ in range(int(n["Resources"]["GPU"]))]
     on = [NodeAffinitySchedulingStrategy(place, soft=False) for place in places]
-    actors = [Worker.options(scheduling_strategy=place).remote() for place in on]  # type: ignore[attr-defined]
+    worker: Any = Worker
+    actors = [worker.options(scheduling_strategy=place).remote() for place in on]
     workers = ray.get([actor.look.remote() for actor in actors], timeout=300)
     ports = [n["NodeManagerPort"] for n in nodes]
     address = ray.get_runtime_context().gcs_address
