@@ -27,7 +27,7 @@ class Sizes:
     """Optimiser steps of the supervised stages, rollout steps of each RL stage, held-out questions."""
 
     sft: int = 600
-    reward_model: int = 60
+    reward_model: int = 250
     rl: int = 20
     dpo: int = 20
     held_out: int = 512
