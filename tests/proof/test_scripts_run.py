@@ -41,7 +41,7 @@ SMALL = {
     "vllm.num_engines": 1,
     "vllm.tensor_parallel_size": 1,
 }
-"""In place of a script's own values, where it has the flag; `algo.dynamic_filtering_enable` would drop every group."""
+"""In place of a script's own values, where it has the flag."""
 
 UNEQUAL_REWARDS = """
 def reward_func(queries, prompts, labels):
@@ -67,6 +67,8 @@ def test_script_trains_one_step(name: str, tmp_path: Path) -> None:
         word for flag, value in SMALL.items() if f"--{flag} " in script.read_text() for word in (f"--{flag}", value)
     ]
     environment = os.environ | places | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    if "--algo.dynamic_filtering_enable" in script.read_text():  # a random model gets the same score every time
+        small += ["--algo.dynamic_filtering_range", -1.0, 2.0]
     command = ["bash", str(script), *map(str, small), "--train.max_steps", "1", "--vllm.num_engines", "1"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
