@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from support.launcher_memory_cases import save_quickstart_model
 from support.learner_models import save_tiny_model
 from support.learner_ranks import RankResults, needed_cases, run_cases
+from support.tiny_models import tiny_qwen3
 
 MODULES = ("support.launcher_resume_cases", "support.launcher_memory_cases")
 TIMEOUT = 3000.0
@@ -18,5 +18,5 @@ def launcher_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
     """Results of all cases that the collected tests name in `LAUNCHER_CASES`; the folder holds the models."""
     folder = tmp_path_factory.mktemp("launcher-ranks")
     save_tiny_model(folder / "qwen3")
-    save_quickstart_model(folder / "quickstart")
+    tiny_qwen3(folder / "quickstart")
     return run_cases(needed_cases(request.session, "LAUNCHER_CASES"), folder, MODULES, TIMEOUT)

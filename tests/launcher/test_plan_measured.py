@@ -8,8 +8,9 @@ import pytest
 
 from openrlhf.launcher.plan.memory import gradient_bytes, optimizer_bytes, parameter_bytes
 from openrlhf.launcher.plan.shape import read_shape
-from support.launcher_memory_cases import STAGES, save_quickstart_model
+from support.launcher_memory_cases import STAGES
 from support.learner_ranks import RankResults, result
+from support.tiny_models import tiny_qwen3
 
 pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 
@@ -19,7 +20,7 @@ LAUNCHER_CASES = {WORLD: ["held_memory"]}
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_prediction_is_within_a_tenth(launcher_ranks: RankResults, stage: int, tmp_path: Path) -> None:
-    count = read_shape(str(save_quickstart_model(tmp_path))).parameters
+    count = read_shape(tiny_qwen3(tmp_path)).parameters
     functions = (parameter_bytes, gradient_bytes, optimizer_bytes)
     predicted = sum(f(count, stage=stage, itemsize=4, world=WORLD) for f in functions)
     held = [of_rank[stage] for of_rank in result(launcher_ranks, "held_memory", WORLD)]

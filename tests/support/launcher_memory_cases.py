@@ -20,26 +20,6 @@ OBJECTIVE = PolicyObjective(config=PolicyLossConfig(), detach_old=True)
 STAGES = (0, 2)
 """The quickstart's, and the one that cuts nothing. Stage 3 keeps tensors as small as this model's whole."""
 
-QUICKSTART = {
-    "vocab_size": 261,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "intermediate_size": 192,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-}
-"""The model of examples/quickstart, which trains it on two ranks."""
-
-
-def save_quickstart_model(path: Path) -> Path:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    Qwen3ForCausalLM(Qwen3Config(**QUICKSTART)).save_pretrained(path)  # pyright: ignore[reportArgumentType]
-    return path
-
 
 def living_tensors() -> list[Tensor]:
     """All tensors of this process, gradients too."""

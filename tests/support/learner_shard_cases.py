@@ -10,18 +10,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from openrlhf.learner.config import ModelConfig
 from openrlhf.learner.learner import Learner
 from openrlhf.learner.spec import LearnerSpec, Role
 from support.learner_models import make_batch
 from support.learner_ranks import Case
 from support.learner_state_cases import resume_one
-from support.learner_step_cases import HUGE, OBJECTIVE, capture_gradients, make_spec, parameters, share
+from support.learner_step_cases import (
+    OBJECTIVE,
+    Layout,
+    capture_gradients,
+    laid_out,
+    make_spec,
+    parameters,
+    share,
+)
 
 SIZE = 2
 
 # name -> (stage, micro_batch_size, packed, token budget or None, rows of the first group out of 8)
-SHARD_LAYOUTS: dict[str, tuple[int, int, bool, int | None, list[int]]] = {
+SHARD_LAYOUTS: dict[str, Layout] = {
     "stage0": (0, 8, False, None, [0, 1, 2, 3]),
     "stage1-micro3": (1, 3, False, None, [0, 1, 2, 3]),
     "stage2": (2, 8, False, None, [0, 1, 2, 3]),
@@ -58,15 +65,8 @@ def largest_difference(got: dict[str, Tensor], want: dict[str, Tensor]) -> float
 def shard_layouts(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """Metrics, whole gradients and new weights of the same step under every layout."""
     results = {}
-    for name, (stage, micro, packed, budget, rows) in SHARD_LAYOUTS.items():
-        spec = shard_spec(folder, stage=stage, micro=micro)
-        spec = replace(
-            spec,
-            ds=replace(spec.ds, packing_samples=packed),
-            batch=replace(spec.batch, dynamic_batch_enable=budget is not None, max_tokens_per_gpu=budget or HUGE),
-            model=ModelConfig(gradient_checkpointing_enable="checkpointing" in name),
-        )
-        learner = Learner(spec)
+    for name, layout in SHARD_LAYOUTS.items():
+        learner, rows = Learner(laid_out(shard_spec(folder), name, layout)), layout[-1]
         gradients = capture_gradients(learner)
         metrics = learner.update(share(make_batch(), rows, rank // SIZE, world // SIZE), OBJECTIVE)
         cut = [n for n, p in learner.module.named_parameters() if p.shape != torch.Size(_full(learner, n))]

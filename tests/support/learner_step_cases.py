@@ -21,8 +21,10 @@ from support.learner_ranks import Case
 OBJECTIVE = PolicyObjective(config=PolicyLossConfig(entropy_coef=0.01), kl_coef=0.1, kl_estimator="k3")
 HUGE = 10**6
 
+Layout = tuple[int, int, bool, int | None, list[int]]
+
 # name -> (stage, micro_batch_size, packed, token budget or None, rows of rank 0 out of 8 when there are two ranks)
-LAYOUTS: dict[str, tuple[int, int, bool, int | None, list[int]]] = {
+LAYOUTS: dict[str, Layout] = {
     "stage0": (0, 8, False, None, [0, 1, 2, 3]),
     "stage1": (1, 8, False, None, [0, 1, 2, 3]),
     "stage2": (2, 8, False, None, [0, 1, 2, 3]),
@@ -85,18 +87,23 @@ def parameters(learner: Learner) -> dict[str, Tensor]:
     return found
 
 
+def laid_out(spec: LearnerSpec, name: str, layout: Layout) -> LearnerSpec:
+    """The spec of one row of a table of layouts."""
+    stage, micro, packed, budget, _ = layout
+    dynamic = {"dynamic_batch_enable": budget is not None, "max_tokens_per_gpu": budget or HUGE}
+    return replace(
+        spec,
+        ds=replace(spec.ds, zero_stage=stage, packing_samples=packed),
+        batch=replace(spec.batch, micro_batch_size=micro, **dynamic),
+        model=ModelConfig(gradient_checkpointing_enable="checkpointing" in name),
+    )
+
+
 def layouts(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """Metrics, gradients and new weights of the same step under every layout."""
     results = {}
-    for name, (stage, micro, packed, budget, rows) in LAYOUTS.items():
-        spec = make_spec(folder, stage=stage, micro=micro)
-        spec = replace(
-            spec,
-            ds=replace(spec.ds, packing_samples=packed),
-            batch=replace(spec.batch, dynamic_batch_enable=budget is not None, max_tokens_per_gpu=budget or HUGE),
-            model=ModelConfig(gradient_checkpointing_enable="checkpointing" in name),
-        )
-        learner = Learner(spec)
+    for name, layout in LAYOUTS.items():
+        learner, rows = Learner(laid_out(make_spec(folder), name, layout)), layout[-1]
         gradients = capture_gradients(learner)
         metrics = learner.update(share(make_batch(), rows, rank, world), OBJECTIVE)
         results[name] = {"metrics": metrics, "gradients": gradients, "weights": parameters(learner)}

@@ -6,6 +6,7 @@ Language models have head_dim 32: vLLM's CPU attention takes no 16.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,15 +107,21 @@ def _qwen3_vision(initializer_range: float) -> dict[str, Any]:
     }
 
 
+def _qwen3_processor(tokenizer: Any) -> Any:
+    """Patches of 8 x 8, four of them a token."""
+    from transformers import Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
+
+    return Qwen3VLProcessor(
+        image_processor=Qwen2VLImageProcessor(patch_size=8, merge_size=2, min_pixels=16 * 16, max_pixels=64 * 64),
+        tokenizer=tokenizer,
+        video_processor=Qwen3VLVideoProcessor(patch_size=8, merge_size=2),
+        chat_template=QWEN_TEMPLATE,
+    )
+
+
 def qwen3_vl(spread: float) -> tuple[Any, Callable[[], Any]]:
     """4 tokens for an image of 32 x 32."""
-    from transformers import (
-        Qwen2VLImageProcessor,
-        Qwen3VLConfig,
-        Qwen3VLForConditionalGeneration,
-        Qwen3VLProcessor,
-        Qwen3VLVideoProcessor,
-    )
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     tokenizer = qwen_tokenizer()
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 4, 4], "mrope_interleaved": True}
@@ -125,15 +132,7 @@ def qwen3_vl(spread: float) -> tuple[Any, Callable[[], Any]]:
         **_qwen_ids(tokenizer),
     )
 
-    def processor() -> Any:
-        return Qwen3VLProcessor(
-            image_processor=Qwen2VLImageProcessor(patch_size=8, merge_size=2, min_pixels=16 * 16, max_pixels=64 * 64),
-            tokenizer=tokenizer,
-            video_processor=Qwen3VLVideoProcessor(patch_size=8, merge_size=2),
-            chat_template=QWEN_TEMPLATE,
-        )
-
-    return Qwen3VLForConditionalGeneration(config), processor
+    return Qwen3VLForConditionalGeneration(config), partial(_qwen3_processor, tokenizer)
 
 
 def qwen2_5_vl(spread: float) -> tuple[Any, Callable[[], Any]]:
@@ -182,13 +181,7 @@ def qwen2_5_vl(spread: float) -> tuple[Any, Callable[[], Any]]:
 
 def qwen3_5(spread: float) -> tuple[Any, Callable[[], Any]]:
     """One layer of linear attention, with heads of 128 (engines take no 32), one of full attention."""
-    from transformers import (
-        Qwen2VLImageProcessor,
-        Qwen3_5Config,
-        Qwen3_5ForConditionalGeneration,
-        Qwen3VLProcessor,
-        Qwen3VLVideoProcessor,
-    )
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
     tokenizer = qwen_tokenizer()
     rope = {
@@ -214,15 +207,7 @@ def qwen3_5(spread: float) -> tuple[Any, Callable[[], Any]]:
     del vision["deepstack_visual_indexes"]
     config = Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=True, **_qwen_ids(tokenizer))
 
-    def processor() -> Any:
-        return Qwen3VLProcessor(
-            image_processor=Qwen2VLImageProcessor(patch_size=8, merge_size=2, min_pixels=16 * 16, max_pixels=64 * 64),
-            tokenizer=tokenizer,
-            video_processor=Qwen3VLVideoProcessor(patch_size=8, merge_size=2),
-            chat_template=QWEN_TEMPLATE,
-        )
-
-    return Qwen3_5ForConditionalGeneration(config), processor
+    return Qwen3_5ForConditionalGeneration(config), partial(_qwen3_processor, tokenizer)
 
 
 def llava(spread: float) -> tuple[Any, Callable[[], Any]]:
