@@ -100,7 +100,7 @@ class Bare:
     async def rounds(self, count: int) -> None:
         """`count` rounds of all four phases; the first of a series only warms up."""
         if self.plan is None:
-            self.plan = (await self._on_ranks(self.policy.call_actor("plan_push", 64 << 20)))[0]
+            self.plan = (await self._on_ranks(self.policy.call_actor("plan_push", 64 << 20, False)))[0]
         for number in range(count + 1):
             timings = self.timings if number else Timings()
             with timings.timed("generation"):
