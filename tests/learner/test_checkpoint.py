@@ -8,6 +8,7 @@ import pytest
 
 from openrlhf.learner.universal import learner_folders
 from support.learner_ranks import RankResults, result
+from support.learner_state_cases import UNIVERSAL_LOADS
 
 pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 
@@ -41,21 +42,35 @@ def test_refusals_name_what_differs_and_the_way_out(ranks: RankResults) -> None:
         assert "--train.enable_ema" in messages["ema"]
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_two_ranks_resume_on_one(ranks: RankResults, stage: int) -> None:
+@pytest.mark.parametrize(("written", "stage"), UNIVERSAL_LOADS)
+def test_two_ranks_resume_on_one(ranks: RankResults, written: int, stage: int) -> None:
     # B112
-    want = result(ranks, "save_for_other_world", 2)[0][f"stage{stage}"]
-    got = result(ranks, "load_at_other_world", 1)[0]
-    assert got[f"steps{stage}"] == 3
-    for name in ("policy_loss", "grad_norm", "ppo_kl"):
-        assert got[f"stage{stage}"][name][0] == pytest.approx(want[name][0], abs=2e-5)
+    want = result(ranks, "save_for_other_world", 2)[0][f"stage{written}"]
+    got = result(ranks, "load_at_other_world", 1)[0][f"{written}-{stage}"]
+    assert got["steps"] == 4
+    for ours, theirs in zip(got["metrics"], want, strict=True):
+        for name in ("policy_loss", "grad_norm", "ppo_kl"):
+            assert ours[name][0] == pytest.approx(theirs[name][0], abs=2e-5)
+
+
+def test_stage_0_fits_any_world_size_as_it_is(ranks: RankResults) -> None:
+    assert result(ranks, "load_at_other_world", 1)[0]["unconverted"] == 2
 
 
 def test_other_world_size_without_conversion_is_refused_with_the_command(ranks: RankResults) -> None:
-    message = result(ranks, "load_at_other_world", 1)[0]["refused"]
+    message = result(ranks, "load_at_other_world", 1)[0]["refused"][3, 3]
     assert "written by 2 ranks, this run has 1" in message
     assert "python -m openrlhf.learner.universal" in message
     assert "--ds.use_universal_ckpt" in message
+
+
+@pytest.mark.parametrize(("written", "stage"), [(2, 3), (3, 2), (2, 0), (0, 2)])
+def test_universal_checkpoints_of_another_kind_of_stage_are_refused(
+    ranks: RankResults, written: int, stage: int
+) -> None:
+    message = result(ranks, "load_at_other_world", 1)[0]["refused"][written, stage]
+    assert f"--ds.zero_stage {written}, this run has {stage}: stages 1 and 2 load" in message
+    assert "0 and 3 only their own" in message
 
 
 def test_learner_folders_are_found_in_a_whole_checkpoint(tmp_path: Path) -> None:

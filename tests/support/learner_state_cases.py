@@ -150,35 +150,46 @@ def weights_only(rank: int, world: int, folder: Path) -> dict[str, Any]:
 
 
 def save_for_other_world(rank: int, world: int, folder: Path) -> dict[str, Any]:
-    """Train two steps, save, convert; then the next step's metrics, to compare at another world size."""
+    """Train two steps, save, convert; then the next steps' metrics, to compare at another world size."""
     from openrlhf.learner.universal import convert
 
     results = {}
-    for stage in (2, 3):
+    for stage in (0, 2, 3):
         learner = Learner(make_spec(folder, stage=stage))
         _train(learner, 0, 2, rank, world)
         learner.save_checkpoint(str(folder / f"universal{stage}"))
-        if rank == 0:
+        if rank == 0 and stage > 0:
             convert(folder / f"universal{stage}")
         dist.barrier()
-        results[f"stage{stage}"] = _train(learner, 2, 3, rank, world)[0][1]
+        results[f"stage{stage}"] = [metrics for _, metrics in _train(learner, 2, 4, rank, world)]
     return results
 
 
+UNIVERSAL_LOADS = [(2, 1), (2, 2), (3, 3), (0, 0)]
+"""(stage that wrote, stage that loads)."""
+
+
 def load_at_other_world(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """The second step after loading shows that the moments came along too."""
     wait_for(result_file(folder, "save_for_other_world", 2, 0))
-    results: dict[str, Any] = {}
-    for stage in (2, 3):
+    results: dict[str, Any] = {"refused": {}}
+
+    def load(written: int, stage: int, *, universal: bool) -> Learner:
         spec = make_spec(folder, stage=stage)
-        path = str(folder / f"universal{stage}")
+        learner = Learner(replace(spec, ds=replace(spec.ds, use_universal_ckpt=universal)))
+        learner.load_checkpoint(str(folder / f"universal{written}"))
+        return learner
+
+    for written, stage in UNIVERSAL_LOADS:
+        learner = load(written, stage, universal=True)
+        metrics = [metrics for _, metrics in _train(learner, 2, 4, rank, world)]
+        results[f"{written}-{stage}"] = {"metrics": metrics, "steps": learner.optimizer_steps}
+    results["unconverted"] = load(0, 0, universal=False).optimizer_steps
+    for written, stage, universal in ((3, 3, False), (2, 3, True), (3, 2, True), (2, 0, True), (0, 2, True)):
         try:
-            Learner(spec).load_checkpoint(path)
+            load(written, stage, universal=universal)
         except ValueError as error:
-            results["refused"] = str(error)
-        learner = Learner(replace(spec, ds=replace(spec.ds, use_universal_ckpt=True)))
-        learner.load_checkpoint(path)
-        results[f"stage{stage}"] = _train(learner, 2, 3, rank, world)[0][1]
-        results[f"steps{stage}"] = learner.optimizer_steps
+            results["refused"][written, stage] = str(error)
     return results
 
 

@@ -172,9 +172,10 @@ def critic(rank: int, world: int, folder: Path) -> dict[str, Any]:
 def skipping(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """Non-finite steps: skipped on all ranks, weights and schedule unmoved, an error after too many."""
     results = {}
-    for stage in (0, 1, 2, 3):
+    for stage, dtype in [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16"), (2, "bf16"), (3, "bf16")]:
         spec = make_spec(folder, stage=stage)
-        learner = Learner(replace(spec, batch=replace(spec.batch, max_skipped_steps=1)))
+        ds = replace(spec.ds, param_dtype=dtype)
+        learner = Learner(replace(spec, ds=ds, batch=replace(spec.batch, max_skipped_steps=1)))
         good = make_batch()
         assert good.advantages is not None
         bad_advantages = good.advantages.clone()
@@ -191,7 +192,7 @@ def skipping(rank: int, world: int, folder: Path) -> dict[str, Any]:
                 learner.update(share(bad, [0, 1, 2, 3], rank, world), OBJECTIVE)
         except NonFiniteStepError as error:
             message = str(error)
-        results[f"stage{stage}"] = {
+        results[f"stage{stage}-{dtype}"] = {
             "first": first,
             "good": good_step,
             "unmoved": all(torch.equal(before[n], unmoved[n]) for n in before),

@@ -22,6 +22,10 @@ TAG = "deepspeed"
 UNIVERSAL_TAG = "deepspeed_universal"
 INFO = "learner.json"
 EMA = "ema.safetensors"
+STAGES = (
+    "stages 1 and 2 load each other's universal checkpoints (--ds.use_universal_ckpt), 0 and 3 only their own; "
+    "keep the stage, or start anew from exported weights (--ckpt.save_hf, --actor.model_name_or_path)"
+)
 
 
 def save(engine: TrainingEngine, ema: MovingAverage | None, folder: Path, state: dict[str, Any]) -> None:
@@ -47,14 +51,15 @@ def load(engine: TrainingEngine, ema: MovingAverage | None, folder: Path) -> dic
     Random states come back only at the same world size.
 
     Raises:
-        ValueError: no checkpoint there, or one of another role, optimiser, ZeRO stage or (unless universal) world size.
+        ValueError: no checkpoint there, or one of another role, optimiser, ZeRO stage (universal ones: 1 and 2 are one)
+            or, unless universal or of stage 0, world size.
     """
     if not (folder / INFO).is_file():
         raise ValueError(f"no learner checkpoint in {str(folder)!r}: {INFO} is missing")
     info = {"tensor_parallel_size": 1} | json.loads((folder / INFO).read_text())  # older ones lack it
     rank, world = _rank_and_world()
     _check(info, engine, ema, world, folder)
-    tag = UNIVERSAL_TAG if engine.spec.ds.use_universal_ckpt else TAG
+    tag = UNIVERSAL_TAG if _universal(engine) else TAG
     loaded, _ = engine.ds_engine.load_checkpoint(str(folder), tag=tag)
     if loaded is None:
         raise ValueError(f"DeepSpeed found no checkpoint in {str(folder / tag)!r}")
@@ -90,20 +95,28 @@ _FLAGS = {
 }
 
 
+def _universal(engine: TrainingEngine) -> bool:
+    """Stage 0 partitions nothing: its checkpoints fit any number of ranks as they are."""
+    return engine.spec.ds.use_universal_ckpt and engine.spec.ds.zero_stage > 0
+
+
 def _check(info: dict[str, Any], engine: TrainingEngine, ema: MovingAverage | None, world: int, folder: Path) -> None:
     now = _fingerprint(engine, ema)
-    universal = engine.spec.ds.use_universal_ckpt
+    universal = _universal(engine)
+    # DeepSpeed's universal format for partitioned parameters is not the one for partitioned optimiser states.
+    interchangeable = universal and {info["zero_stage"], now["zero_stage"]} <= {1, 2}
     for name, flag in _FLAGS.items():
-        if info[name] != now[name] and not (universal and name == "zero_stage"):
+        if info[name] != now[name] and not (interchangeable and name == "zero_stage"):
             raise ValueError(
                 f"the checkpoint {str(folder)!r} was written with {flag} {info[name]!r}, this run has {now[name]!r}"
+                + (f": {STAGES}" if name == "zero_stage" else "")
             )
     if now["ema"] and not info["ema"]:
         raise ValueError(f"the checkpoint {str(folder)!r} has no moving average: leave --train.enable_ema out")
     convert = f"python -m openrlhf.learner.universal {folder}"
     if universal and not (folder / UNIVERSAL_TAG).is_dir():
         raise ValueError(f"{str(folder)!r} holds no universal checkpoint: make one with\n  {convert}")
-    if not universal and info["world_size"] != world:
+    if not universal and info["world_size"] != world and now["zero_stage"] > 0:
         raise ValueError(
             f"the checkpoint {str(folder)!r} was written by {info['world_size']} ranks, this run has {world}: run\n"
             f"  {convert}\nand add --ds.use_universal_ckpt"

@@ -53,7 +53,7 @@ def deepspeed_config(
                 "layer_specs": layer_specs(tp_plan or {}, trained=spec.trained),
             },
         }
-    if ds.use_universal_ckpt:
+    if ds.use_universal_ckpt and ds.zero_stage > 0:
         config["checkpoint"] = {"load_universal": True}
     return config
 

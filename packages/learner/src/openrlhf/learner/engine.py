@@ -127,12 +127,23 @@ def _initialize(spec: LearnerSpec, module: LearnerModule, config: dict[str, Any]
         engine = deepspeed.initialize(model=module, config=config)[0]
     else:
         engine = _with_optimizer(spec.optim, spec.max_optimizer_steps, module, config)
+        if spec.optim.optim == "adam" and spec.ds.zero_stage in (1, 2):
+            _find_overflow_by_norm(engine.optimizer)
     if spec.tensor_parallel:
         # Compares the arguments of the first call over the group, which must be lists of tensors; ours are not, and
         # `TensorParallel.check_same` compares every batch.
         hook: Any = engine.first_dataloader_check
         hook.remove()
     return engine
+
+
+def _find_overflow_by_norm(zero_optimizer: Any) -> None:
+    """Spare the 16-bit gradients a pass of their own in search of infinities and NaN, 6 % of a small model's step.
+
+    The optimiser measures the norm right afterwards, over the same gradients in float32, and skips a step whose norm is
+    not finite: in float32 training that is its only check.
+    """
+    zero_optimizer.check_overflow = lambda partition_gradients=True: None
 
 
 def _with_optimizer(optim: OptimConfig, horizon: int, module: LearnerModule, config: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""`python -m openrlhf.learner.universal CHECKPOINT`: make a checkpoint loadable at any world size.
+"""`python -m openrlhf.learner.universal CHECKPOINT`: make a checkpoint of ZeRO 1 to 3 loadable at any world size.
 
 CHECKPOINT is a learner's folder (it holds learner.json), or a whole checkpoint with such folders in it. Resume with
 `--ds.use_universal_ckpt`.
