@@ -182,8 +182,9 @@ def test_b033_prompts_of_15_16_17_tokens_with_a_budget_of_16(tmp_path: Path, cap
 
 
 def test_evaluation_follows_the_same_rules(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", {"prompt": "x" * 17})
+    path = write_jsonl(tmp_path / "a.jsonl", {"prompt": "x" * 17}, {"prompt": "y"})
     assert len(load("not-read", dataset=path, max_len=20, max_new_tokens=4).items()[0].prompt) == 16
+    assert [item.prompt for item in load("not-read", dataset=path, split="train[1:]").items()] == ["y"]
     with pytest.raises(ValueError, match=r"--eval\.dataset: not found: .*missing\.jsonl"):
         load(path, dataset=str(tmp_path / "missing.jsonl"))
 

@@ -1,7 +1,7 @@
 """Every flag reaches the part that honours it, and names the test that shows what it changes there.
 
 `flags/effects.tsv` has one row per flag of RL training: the test, or `refused` for what
-`unsupported.py` refuses.
+`unsupported.py` refuses. That a value arrives somewhere (the first test here) is no effect.
 """
 
 from __future__ import annotations
@@ -112,6 +112,24 @@ def test_flag_reaches_a_worker(flag: Flag) -> None:
     assert workers({flag.path: another(flag)}, gpus) != plain(gpus)
 
 
+OWNERS = {"critic": Role.CRITIC, "ref": Role.REFERENCE, "reward": Role.REWARD}
+
+
+def specs(values: dict[str, Any], gpus: int) -> dict[Role, str]:
+    """What the ranks of each role are started with, as text."""
+    config, _ = resolve(build(TrainPPOConfig(), BASE | values), Machine(gpus=gpus))
+    return {role: repr(learner_spec(config, role, 10)) for role in Role}
+
+
+@pytest.mark.parametrize(
+    "flag", [f for f in HONOURED if f.path.partition(".")[0] in OWNERS], ids=lambda flag: flag.path
+)
+def test_a_flag_of_one_role_changes_no_other(flag: Flag) -> None:
+    gpus = 8 if flag.path in GPU_ONLY else 0
+    before, after = specs({}, gpus), specs({flag.path: another(flag)}, gpus)
+    assert {role for role in Role if before[role] != after[role]} <= {OWNERS[flag.path.partition(".")[0]]}
+
+
 def effects() -> dict[str, str]:
     with (Path(__file__).parent / "flags" / "effects.tsv").open(newline="", encoding="utf-8") as file:
         return {row["flag"]: row["test"] for row in csv.DictReader(file, delimiter="\t")}
@@ -121,18 +139,77 @@ def test_every_flag_has_a_row() -> None:
     assert list(effects()) == [flag.path for flag in TRAIN_PPO_RAY.flags.values() if not flag.off]
 
 
+CALLED = {
+    "actor.eps_clip": "1.5, 1.2",  # the ratio, and where the default clips it
+    "actor.lr_warmup_ratio": "warmup_steps",
+    "critic.lr_warmup_ratio": "warmup_steps",
+    "critic.save_value_network": "critic_export",
+    "algo.dynamic_filtering_range": "score_range",
+    "rollout.n_samples_per_prompt": "n_samples",
+    "rollout.micro_batch_size": "fixed_micro_batches",
+    "rollout.max_tokens_per_gpu": "token_micro_batches",
+    "train.micro_batch_size": "accumulation",
+    "train.dynamic_batch_enable": "LAYOUTS",
+    "train.max_tokens_per_gpu": "token_micro_batches",
+    "train.enable_ema": "averages",
+    "train.ema_beta": "averages",
+    "train.agent_func_path": "load_executor",
+    "train.partial_rollout_recompute_kv": "clear_cache",
+    "data.prompt_split": "split=split",
+    "vllm.sync_bucket_mb": "bucket_bytes",
+    "ds.zero_stage": "STAGES",
+    "ds.use_liger_kernel": "apply_liger",
+    "ds.enable_sleep": "sleep(",
+    "ds.tensor_parallel_size": "shard_layouts",
+    "ds.packing_samples": "packed=True",
+    "ds.use_universal_ckpt": "load_at_other_world",
+}
+"""What a flag is called in the test of the part that honours it, where that is not the last part of its name."""
+
+
 @pytest.mark.parametrize(("path", "test"), effects().items(), ids=lambda x: x)
-def test_the_named_test_exists(path: str, test: str) -> None:
+def test_the_named_test_speaks_of_the_flag(path: str, test: str) -> None:
     if test == REFUSED:
         assert path in UNSUPPORTED
         return
     file, _, name = test.partition("::")
-    assert name in functions(file)
+    assert file != "launcher/test_flag_wiring.py"
+    assert name.startswith("test_")
+    assert CALLED.get(path, path.rpartition(".")[2]) in source_of(file, name)
 
 
 @cache
-def functions(file: str) -> frozenset[str]:
-    """The test functions of a file."""
-    tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, kinds) and node.name.startswith("test_"))
+def source_of(file: str, name: str) -> str:
+    """A test function's text with that of everything in its module that it uses: fixtures, helpers, constants."""
+    lines = (TESTS / file).read_text(encoding="utf-8").splitlines()
+    parts = top_level(ast.parse("\n".join(lines)))
+    assert isinstance(parts.get(name), ast.FunctionDef | ast.AsyncFunctionDef), f"{file} has no {name}"
+    found, waiting = set[str](), [name]
+    while waiting:
+        part = waiting.pop()
+        if part in parts and part not in found:
+            found.add(part)
+            nodes = list(ast.walk(parts[part]))
+            waiting += [node.id for node in nodes if isinstance(node, ast.Name)]
+            waiting += [node.arg for node in nodes if isinstance(node, ast.arg)]
+    return "\n".join("\n".join(lines[_first_line(parts[part]) - 1 : parts[part].end_lineno]) for part in found)
+
+
+def top_level(tree: ast.Module) -> dict[str, ast.stmt]:
+    """Functions, classes and constants of a module by name."""
+    parts: dict[str, ast.stmt] = {}
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                parts[node.name] = node
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                parts[name] = node
+            case _:
+                pass
+    return parts
+
+
+def _first_line(node: ast.stmt) -> int:
+    """Line of a statement's first decorator, if it has one."""
+    decorators = node.decorator_list if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else []
+    return min([node.lineno, *(d.lineno for d in decorators)])

@@ -46,6 +46,20 @@ def test_roles_that_are_not_needed_are_not_placed() -> None:
     assert bundles(p) == {"policy": 2, "reference": 2, "engine": 2}
 
 
+@pytest.mark.parametrize(
+    ("flags", "name"), [("actor", "policy"), ("critic", "critic"), ("ref", "reference"), ("reward", "reward")]
+)
+def test_nodes_times_gpus_per_node_is_the_number_of_ranks(flags: str, name: str) -> None:
+    counts = {f"{flags}.num_nodes": 3, f"{flags}.num_gpus_per_node": 4}
+    p = plan(nodes=3, **counts)
+    assert bundles(p) == {"policy": 2, "reference": 2, "critic": 2, "reward": 2, "engine": 2} | {name: 12}
+    assert [seat.bundle for seat in p.seats[name]] == list(range(12))
+    p = plan(gpus=0, nodes=3, **counts)
+    (pool,) = (pool for pool in p.pools if pool.name == name)
+    assert (len(pool.bundles), pool.strategy) == (3, "STRICT_SPREAD")  # one bundle per node, and four ranks in each
+    assert [seat.bundle for seat in p.seats[name]] == [0] * 4 + [1] * 4 + [2] * 4
+
+
 def test_own_engines_hold_all_gpus_of_their_workers() -> None:
     p = plan(vllm__tensor_parallel_size=4)
     assert p.pools[-1].bundles == ({"GPU": 4.0, "CPU": 4.0},) * 2

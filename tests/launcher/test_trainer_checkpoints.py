@@ -146,6 +146,13 @@ def test_best_is_kept_across_resume(tmp_path: Path) -> None:  # B108, B118
     assert steps_in(tmp_path) == ["global_step5", "global_step6"]
 
 
+def test_number_and_size_of_checkpoints_are_limited(tmp_path: Path) -> None:
+    run_in(tmp_path / "some", ckpt__save_steps=1, ckpt__max_num=2).run()
+    assert steps_in(tmp_path / "some") == ["global_step7", "global_step8"]
+    run_in(tmp_path / "small", ckpt__save_steps=1, ckpt__max_num=9, ckpt__max_mem=1 / 2**30).run()  # one byte
+    assert steps_in(tmp_path / "small") == ["global_step8"]
+
+
 def test_best_metric_key() -> None:
     metrics = {"eval/eval_b_pass1": 0.3, "eval/eval_a_pass1": 0.2, "eval/eval_a_pass4": 0.9}
     assert find_metric(metrics, "") == 0.2

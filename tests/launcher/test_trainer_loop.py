@@ -10,7 +10,7 @@ import pytest
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.trainer.loop import NoOptimizerStepError, StoppedAfterSave
-from openrlhf.launcher.trainer.protocols import SampleInfo
+from openrlhf.launcher.trainer.protocols import EvalRequest, SampleInfo
 from openrlhf.rollout.groups import RolloutFailedError
 from support.trainer_fakes import FAILED, GOOD, FakeLearner, fake_run, half_right, unscored
 
@@ -132,8 +132,9 @@ def test_reward_model_scores_every_surviving_sample() -> None:
 
 
 def test_evaluation_has_its_own_samples() -> None:  # B056, B076
-    run = fake_run(4, eval_prompts=3, eval__steps=2, eval__n_samples_per_prompt=4)
+    run = fake_run(4, eval_prompts=3, eval__steps=2, eval__n_samples_per_prompt=4, eval__temperature=0.25)
     run.run()
+    assert run.rollout.evaluations == {EvalRequest(temperature=0.25, n_samples_per_prompt=4)}
     assert sum(1 for _, evaluation in run.rollout.calls if evaluation) == 3
     step, metrics = run.sink.evaluations[0]
     assert step == 2

@@ -22,6 +22,7 @@ from support.learner_models import make_batch, plain_logprobs, save_tiny_model
 
 CPU = torch.device("cpu")
 WHOLE = TensorParallel(1, CPU)
+PLAIN = DsConfig(param_dtype="fp32", attn_implementation="sdpa")
 ARCHITECTURES = ["qwen3", "llama", "gpt2"]
 
 
@@ -33,10 +34,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def load(path: Path, role: Role = Role.POLICY, **changes: Any) -> LearnerModule:
-    spec = LearnerSpec(
-        role=role, model_path=str(path), ds=DsConfig(param_dtype="fp32", attn_implementation="sdpa"), **changes
-    )
+def load(path: Path, role: Role = Role.POLICY, *, ds: DsConfig = PLAIN, **changes: Any) -> LearnerModule:
+    spec = LearnerSpec(role=role, model_path=str(path), ds=ds, **changes)
     module = load_module(spec, {}, CPU)
     module.choose_head_path(CPU)
     return module
@@ -136,6 +135,22 @@ def test_balance_loss_of_a_mixture_of_experts(models: Path) -> None:
     assert readings.aux_loss.item() > 0
 
 
+@pytest.mark.parametrize("kernels", ["eager", "batched_mm", "grouped_mm"])
+def test_kernels_of_the_experts_are_chosen_and_compute_the_same(models: Path, kernels: str) -> None:
+    ds = DsConfig(param_dtype="fp32", attn_implementation="sdpa", experts_implementation=kernels)  # pyright: ignore[reportArgumentType]
+    module, batch = load(models / "qwen3_moe", ds=ds), make_batch()
+    assert module.model.config._experts_implementation == kernels
+    with torch.no_grad():
+        want = plain_logprobs(_reload(models / "qwen3_moe"), batch)
+    assert float((logprobs(module, batch, packed=False)[0] - want[0]).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_is_the_one_asked_for(models: Path, attention: str) -> None:
+    ds = DsConfig(param_dtype="fp32", attn_implementation=attention)
+    assert load(models / "qwen3", ds=ds).model.config._attn_implementation == attention
+
+
 def test_stream_of_a_mixture_has_the_tensors_of_its_file(models: Path) -> None:
     # B128: transformers fuses the experts in memory, engines read the files' form
     module = load(models / "qwen3_moe", role=Role.REFERENCE)
@@ -160,14 +175,24 @@ def test_dropout_is_off_in_training_mode(models: Path) -> None:
     assert torch.equal(first, second)
 
 
+def calls_of(layer: torch.nn.Module) -> list[bool]:
+    """Grows with every call of the layer: whether it kept what a backward pass needs."""
+    seen: list[bool] = []
+    layer.register_forward_pre_hook(lambda *_: seen.append(torch.is_grad_enabled()))
+    return seen
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_changes_no_gradient(models: Path, reentrant: bool) -> None:
-    gradients = []
+    gradients, passes = [], []
     for enable in (False, True):
         model = ModelConfig(gradient_checkpointing_enable=enable, gradient_checkpointing_reentrant=reentrant)
         module, batch = load(models / "qwen3", optim=OptimConfig(), model=model), make_batch()
+        passes.append(calls_of(module.model.model.layers[0].mlp))
         module(build_inputs(batch, batch.action_mask, packed=False)).primary.sum().backward()
         gradients.append({n: p.grad for n, p in module.named_parameters()})
+    # the layer runs again in the backward pass; the reentrant form keeps nothing at all of the first time
+    assert passes == [[True], [not reentrant, True]]
     assert all(torch.allclose(gradients[0][n], gradients[1][n], atol=1e-5) for n in gradients[0])
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -118,6 +119,31 @@ def test_logprobs_are_those_of_the_sampling_distribution(stage: Stage, name: str
     assert len(answer.token_ids) == 48
     assert answer.finish_reason == "length"
     assert stage.check(name, PROMPT, answer, temperature) < 1e-4
+
+
+def kept_by(probabilities: torch.Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> torch.Tensor:
+    """The tokens that truncation leaves, by definition: a bool per token of one distribution [V]."""
+    order = probabilities.argsort(descending=True)
+    before = torch.zeros_like(probabilities)
+    before[order] = probabilities[order].cumsum(0) - probabilities[order]
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order))
+    likely = probabilities >= min_p * probabilities.max()
+    return (rank < (top_k or len(order))) & (before < top_p) & likely
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 3}, {"top_p": 0.2}, {"min_p": 0.7}], ids=str)
+def test_truncation_leaves_the_likeliest_tokens(stage: Stage, cut: dict[str, Any]) -> None:
+    answer = stage.generate("untied", max_tokens=32, seed=1, ignore_eos=True, **cut)
+    with torch.no_grad():
+        logits = stage.current["untied"](torch.tensor([[*PROMPT, *answer.token_ids]])).logits[0, len(PROMPT) - 1 : -1]
+    for probabilities, token, logprob in zip(
+        logits.double().softmax(-1), answer.token_ids, answer.logprobs, strict=True
+    ):
+        kept = kept_by(probabilities, **cut)
+        assert 1 <= int(kept.sum()) < len(kept) / 2
+        assert kept[token]
+        assert logprob == pytest.approx(float((probabilities[token] / probabilities[kept].sum()).log()), abs=1e-4)
 
 
 def test_greedy_is_the_models_argmax(stage: Stage) -> None:

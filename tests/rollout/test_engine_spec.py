@@ -25,6 +25,14 @@ def test_engine_args_cannot_contradict_a_flag() -> None:
         EngineSpec(model="m", engine_args={"logprobs_mode": "raw_logprobs"})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("enable_prefix_caching", True), ("enforce_eager", False), ("dtype", "bfloat16")]
+)
+def test_a_flag_is_vllms_argument(name: str, value: object) -> None:
+    assert EngineSpec(model="m").vllm_args()[name] != value
+    assert EngineSpec(model="m", **{name: value}).vllm_args()[name] == value  # pyright: ignore[reportArgumentType]
+
+
 def test_log_probs_are_always_those_of_the_sampling_distribution() -> None:  # B026
     assert EngineSpec(model="m").vllm_args()["logprobs_mode"] == "processed_logprobs"
 

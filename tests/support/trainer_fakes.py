@@ -42,12 +42,14 @@ class FakeRollout:
     score: Score = half_right
     delay: Callable[[PromptItem], int] = lambda item: 0
     calls: list[tuple[int, bool]] = field(default_factory=list)
+    evaluations: set[EvalRequest] = field(default_factory=set)
     log: list[str] = field(default_factory=list)
     running: int = 0
     cancelled: int = 0
 
     async def run_group(self, item: PromptItem, *, evaluation: EvalRequest | None = None) -> Group:
         self.calls.append((item.position, evaluation is not None))
+        self.evaluations |= {evaluation} if evaluation else set()
         self.log.append("evaluate" if evaluation else "generate")
         first = self.weights.pushed[-1]
         self.running += 1
