@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from openrlhf.launcher.supervised.process import complete_environment
 from support import supervised_runs
-from support.supervised_runs import RESUMED
+from support.supervised_runs import RESUMED, WARNED
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
@@ -54,6 +54,16 @@ def test_b115_a_run_goes_on_bit_for_bit(runs: Path, kind: str) -> None:
     assert resumed == straight[-3:]
     want, got = weights(runs / f"{kind}-straight"), weights(runs / f"{kind}-resumed")
     assert got.keys() == want.keys()
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_a_warned_run_saves_ends_with_85_and_goes_on_bit_for_bit(runs: Path) -> None:
+    assert (codes(runs)[WARNED], codes(runs)[f"{WARNED}-resumed"]) == (85, 0)
+    assert "SIGUSR1 received" in (runs / f"{WARNED}.txt").read_text()
+    assert "stopped after step 2; a checkpoint was written" in (runs / f"{WARNED}.txt").read_text()
+    both = [*metrics(runs, WARNED), *metrics(runs, f"{WARNED}-resumed")]
+    assert both == metrics(runs, "sft-straight")
+    want, got = weights(runs / "sft-straight"), weights(runs / f"{WARNED}-resumed")
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 

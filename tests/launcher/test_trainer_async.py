@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from openrlhf.agents.types import PromptItem
-from openrlhf.launcher.trainer.loop import NoOptimizerStepError, StoppedAfterSave
+from openrlhf.launcher.signals import StoppedAfterSave
+from openrlhf.launcher.trainer.loop import NoOptimizerStepError
 from openrlhf.rollout.groups import RolloutFailedError
 from support.trainer_fakes import FAILED, GOOD, FakeLearner, FakeRun, fake_run, half_right
 

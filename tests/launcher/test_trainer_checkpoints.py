@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from openrlhf.launcher.signals import StoppedAfterSave
 from openrlhf.launcher.trainer.checkpoints import find_metric
-from openrlhf.launcher.trainer.loop import StoppedAfterSave
 from support.trainer_fakes import FakeLearner, FakeRun, fake_run
 
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import random
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
+
+from openrlhf.launcher.logging.logger import RunLogger
 
 RESUMED = {
     "sft": ["--data.output_key", "output", "--ds.packing_samples", "--data.dataloader_num_workers", "1"],
@@ -21,6 +25,10 @@ RESUMED = {
     "dpo": ["--ds.zero_stage", "3", "--ds.lora.rank", "4", "--ds.lora.dropout", "0.1", "--model.nll_loss_coef", "0.1"],
 }
 """Options of the runs that are stopped after step 4 of 6 and go on."""
+
+WARNED = "sft-warned"
+WARNED_AFTER = 2
+"""The run that gets SIGUSR1, and the step after which it does."""
 
 
 def write_data(folder: Path, rows: int = 10) -> None:
@@ -61,6 +69,9 @@ def command_lines(folder: Path) -> dict[str, tuple[str, list[str]]]:
             }
             words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
             found[name] = (f"train_{kind}", [*words, "--data.apply_chat_template", *prompt, *extra, *more])
+    warned = [*found["sft-resumed"][1], "--ckpt.path", str(folder / "checkpoints-warned")]
+    for name in (WARNED, f"{WARNED}-resumed"):
+        found[name] = ("train_sft", [*warned, "--logger.wandb.run_name", name, "--ckpt.output_dir", str(folder / name)])
     adapter = ["--model_path", str(folder / "model"), "--lora_path", str(folder / "dpo-straight")]
     found["merge"] = ("lora_combiner", [*adapter, "--output_path", str(folder / "merged"), "--ds.param_dtype", "fp32"])
     wrong = found["sft-straight"][1]
@@ -78,6 +89,20 @@ def run(command: str, argv: Sequence[str], log: Path) -> int:
         return main(argv)
 
 
+@contextlib.contextmanager
+def warning_signal() -> Iterator[None]:
+    """Inside, this process is sent SIGUSR1 when step WARNED_AFTER is logged."""
+    log_step = RunLogger.log_step
+
+    def log_and_warn(self: RunLogger, step: int, values: dict[str, float]) -> None:
+        log_step(self, step, values)
+        if step == WARNED_AFTER:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    with patch.object(RunLogger, "log_step", log_and_warn):
+        yield
+
+
 def run_all(folder: Path) -> None:
     from support.tiny_models import tiny_qwen3
 
@@ -86,7 +111,8 @@ def run_all(folder: Path) -> None:
     codes = {}
     with patch("openrlhf.launcher.supervised.session.leave_distributed"):  # DeepSpeed joins one group in a process
         for name, (command, argv) in command_lines(folder).items():
-            codes[name] = run(command, argv, folder / f"{name}.txt")
+            with warning_signal() if name == WARNED else contextlib.nullcontext():
+                codes[name] = run(command, argv, folder / f"{name}.txt")
     (folder / "results.json").write_text(json.dumps(codes))
 
 

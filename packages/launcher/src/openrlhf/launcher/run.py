@@ -27,13 +27,11 @@ def train_ppo(config: TrainPPOConfig) -> int:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     signals.install()
     from openrlhf.launcher.errors import report_error
-    from openrlhf.launcher.trainer.loop import StoppedAfterSave
 
     try:
         summary = _run(config)
-    except StoppedAfterSave as stop:
-        log.warning("%s; resume with --ckpt.load_enable", stop)
-        return signals.SAVED_EXIT
+    except signals.StoppedAfterSave as stop:
+        return signals.saved(stop)
     except (Exception, SystemExit) as error:
         if (signum := signals.received()) is not None:
             return 128 + signum

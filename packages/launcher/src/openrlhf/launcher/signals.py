@@ -6,10 +6,13 @@ USR1 is a job scheduler's warning: the run saves after the step under way and ex
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
+
+log = logging.getLogger(__name__)
 
 HANDLED = (signal.SIGINT, signal.SIGTERM)
 SAVED_EXIT = 85
@@ -24,6 +27,16 @@ class Interrupted(SystemExit):
         self.signum = signum
 
 
+class StoppedAfterSave(Exception):  # noqa: N818  not an error: the run goes on elsewhere
+    """The run was warned and has saved what --ckpt.* asks for. resumable: without --ckpt.disable_ds."""
+
+    def __init__(self, step: int, *, resumable: bool) -> None:
+        then = "a checkpoint was written; resume with --ckpt.load_enable"
+        otherwise = "--ckpt.disable_ds left the checkpoint out, a restart begins anew"
+        super().__init__(f"stopped after step {step}; {then if resumable else otherwise}")
+        self.step = step
+
+
 _received: signal.Signals | None = None
 
 
@@ -34,6 +47,12 @@ def received() -> signal.Signals | None:
     errors: the way out of a run asks here for the reason.
     """
     return _received
+
+
+def saved(stop: StoppedAfterSave) -> int:
+    """Say that a warned run has ended, and what was saved; returns its exit code."""
+    log.warning("%s", stop)
+    return SAVED_EXIT
 
 
 def install() -> None:
@@ -61,7 +80,24 @@ def on_warning(stop: Callable[[], None]) -> None:
     """Call `stop` on USR1. Must run on the event loop's thread, in a running loop."""
 
     def warned() -> None:
-        sys.stderr.write("\nSIGUSR1 received: saving after this step, then ending the run\n")
+        _say_warned()
         stop()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, warned)
+
+
+class Warned:
+    """Whether USR1 came since this was made: for programs without an event loop."""
+
+    def __init__(self) -> None:
+        self.came = False
+        signal.signal(signal.SIGUSR1, self._note)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        del signum, frame
+        self.came = True
+        _say_warned()
+
+
+def _say_warned() -> None:
+    sys.stderr.write("\nSIGUSR1 received: saving after this step, then ending the run\n")

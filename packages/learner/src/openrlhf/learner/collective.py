@@ -67,6 +67,14 @@ class Collective:
         smallest = min(row[0] for row in self._gather([float(value if value >= 0 else NONE)]))
         return -1 if smallest == NONE else int(smallest)
 
+    def on_any_rank(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank of the role, those of other shards too."""
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return flag
+        seen = torch.tensor([float(flag)], device=self.device)
+        dist.all_reduce(seen, op=dist.ReduceOp.MAX)
+        return bool(seen.item())
+
     def barrier(self) -> None:
         """Wait for all ranks of the role, those of other shards too."""
         if dist.is_initialized() and dist.get_world_size() > 1:

@@ -12,6 +12,7 @@ from typing import Any
 from openrlhf.core.batch import Batch
 from openrlhf.launcher.data.sampler import order
 from openrlhf.launcher.logging.logger import RunLogger
+from openrlhf.launcher.signals import StoppedAfterSave, Warned
 from openrlhf.launcher.supervised.batches import Batches
 from openrlhf.launcher.supervised.checkpoints import Progress, SupervisedCheckpoints
 from openrlhf.launcher.supervised.task import Task
@@ -37,17 +38,25 @@ class Parts:
 
 
 class SupervisedTrainer:
-    """Trains for `--train.max_epochs`, evaluates, saves and exports. Collective over the ranks."""
+    """Trains for `--train.max_epochs`, evaluates, saves and exports. Collective over the ranks.
 
-    def __init__(self, config: SupervisedRun, parts: Parts) -> None:
+    warned: of this rank; one warned rank is enough.
+    """
+
+    def __init__(self, config: SupervisedRun, parts: Parts, warned: Warned) -> None:
         self.config = config
         self.parts = parts
+        self.warned = warned
         self.progress = Progress()
         self.evaluation: dict[str, float] = {}
         self._evaluated_at = -1
 
     def run(self) -> Progress:
-        """The whole run, from the newest checkpoint if that is asked for. Returns where it ended."""
+        """The whole run, from the newest checkpoint if that is asked for. Returns where it ended.
+
+        Raises:
+            StoppedAfterSave: it was warned.
+        """
         self.progress = self.parts.checkpoints.restore()
         while self.progress.epoch < self.config.train.max_epochs:
             self._epoch()
@@ -84,9 +93,12 @@ class SupervisedTrainer:
         every = self.config.eval.steps
         if self.parts.evaluation is not None and (ended if every == -1 else self.progress.step % every == 0):
             self._evaluate()
-        if self.parts.checkpoints.due(self.progress.step):
+        stop = self.parts.learner.collective.on_any_rank(self.warned.came)
+        if stop or self.parts.checkpoints.due(self.progress.step):
             evaluated = self._evaluated_at == self.progress.step
             self.parts.checkpoints.save(self.progress, quality(self.evaluation) if evaluated else None)
+        if stop:
+            raise StoppedAfterSave(self.progress.step, resumable=not self.config.ckpt.disable_ds)
 
     def _evaluate(self) -> None:
         """Means over the whole evaluation data; a reward model takes note of its rewards' mean and std."""

@@ -14,20 +14,23 @@ from openrlhf.launcher.supervised_config import SupervisedRun
 
 
 def train_supervised(config: SupervisedRun) -> int:
-    """Train. Returns the exit code: 0, or 1 with one clear message for a user's mistake."""
+    """Train. Returns the exit code: 0, 1 with one clear message for a user's mistake, 85 if it was warned and saved."""
     complete_environment(os.environ, local_rank=config.local_rank)
     level = logging.INFO if is_first() else logging.ERROR
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
     for noisy in ("httpx", "filelock", "datasets"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     signals.install()
+    warned = signals.Warned()
     from openrlhf.learner.setup import prepare_environment, training_device
 
     prepare_environment(os.environ, training_device().type)  # DeepSpeed reads it when it is imported
     from openrlhf.launcher.supervised.session import run_session
 
     try:
-        progress = run_session(config)
+        progress = run_session(config, warned)
+    except signals.StoppedAfterSave as stop:
+        return signals.saved(stop)
     except Exception as error:
         return report_error(error)
     if is_first():

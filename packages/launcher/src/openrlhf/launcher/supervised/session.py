@@ -9,6 +9,7 @@ from openrlhf.launcher.data.supervised import SupervisedDataset, load_supervised
 from openrlhf.launcher.logging.logger import RunLogger
 from openrlhf.launcher.preflight import check_model
 from openrlhf.launcher.saved import config_toml
+from openrlhf.launcher.signals import Warned
 from openrlhf.launcher.supervised.batches import Batches
 from openrlhf.launcher.supervised.checkpoints import Progress, SupervisedCheckpoints
 from openrlhf.launcher.supervised.loop import Parts, SupervisedTrainer
@@ -25,7 +26,7 @@ EVALUATED_SHARE, EVALUATED_LEAST = 100, 32
 """A reward model without evaluation data is evaluated on one in so many of its training pairs, but on some."""
 
 
-def run_session(config: SupervisedRun) -> Progress:
+def run_session(config: SupervisedRun, warned: Warned) -> Progress:
     """Train; returns where the run ended. What can be wrong with the data is found before a model is loaded."""
     model = check_model(config.model.model_name_or_path, "--model.model_name_or_path")
     tokenizer = load_tokenizer(model, flag="--model.model_name_or_path")
@@ -35,7 +36,11 @@ def run_session(config: SupervisedRun) -> Progress:
     train, evaluation = load_data(config, task)
     init_distributed()
     try:
-        return _train(config, task, tokenizer, train, evaluation)
+        parts = make_parts(config, task, tokenizer, train, evaluation)
+        try:
+            return SupervisedTrainer(config, parts, warned).run()
+        finally:
+            parts.logger.close()
     finally:
         leave_distributed()
 
@@ -87,14 +92,15 @@ def reference_spec(config: TrainDPOConfig, task: Task) -> LearnerSpec:
     )
 
 
-def _train(
+def make_parts(
     config: SupervisedRun, task: Task, tokenizer: Any, train: SupervisedDataset, evaluation: SupervisedDataset | None
-) -> Progress:
+) -> Parts:
+    """Load the models and put the run together."""
     steps = -(-len(train) // config.train.batch_size) * config.train.max_epochs
     learner = Learner(learner_spec(config, task, max_optimizer_steps=steps))
     reference = Learner(reference_spec(config, task)) if isinstance(config, TrainDPOConfig) else None
     logger = RunLogger(config) if is_first() else RunLogger(config, sinks=[])
-    parts = Parts(
+    return Parts(
         task=task,
         tokenizer=tokenizer,
         learner=learner,
@@ -110,10 +116,6 @@ def _train(
         ),
         logger=logger,
     )
-    try:
-        return SupervisedTrainer(config, parts).run()
-    finally:
-        logger.close()
 
 
 def _batches(config: SupervisedRun, task: Task, learner: Learner, dataset: SupervisedDataset) -> Batches:

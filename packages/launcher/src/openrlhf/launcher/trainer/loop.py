@@ -18,6 +18,7 @@ from openrlhf.core.kl import make_kl_controller
 from openrlhf.core.rewards import RunningRewardNorm
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.logging.sinks import GeneratedSample
+from openrlhf.launcher.signals import StoppedAfterSave
 from openrlhf.launcher.trainer.checkpoints import Checkpoints
 from openrlhf.launcher.trainer.collect import Collected, PromptSource, Untrained
 from openrlhf.launcher.trainer.evaluation import evaluation_metrics
@@ -74,14 +75,6 @@ class TrainerParts:
     eval_prompts: list[PromptItem] = field(default_factory=list)
     config_toml: str = ""
     clock: Callable[[], float] = time.perf_counter
-
-
-class StoppedAfterSave(Exception):  # noqa: N818  not an error: the run goes on elsewhere
-    """The run was asked to end early and has written a checkpoint."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__(f"stopped after step {step}; a checkpoint was written")
-        self.step = step
 
 
 class NoOptimizerStepError(RuntimeError):
@@ -187,7 +180,7 @@ class Trainer:
             if self._stop:
                 await self._evaluated()
                 await self.checkpoints.save(self, self.checkpoints.metric_of(self))
-                raise StoppedAfterSave(self.state.step)
+                raise StoppedAfterSave(self.state.step, resumable=not self.config.ckpt.disable_ds)
             await self.checkpoints.after_step(self)
 
     async def _train_on(self, collected: Collected, phases: dict[str, float]) -> None:
