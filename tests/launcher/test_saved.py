@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from openrlhf.launcher.commands import COMMANDS, TRAIN_PPO_RAY
+from openrlhf.launcher.flags import build
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.parsing import parse, parse_train_ppo
 from openrlhf.launcher.resolve import resolve
-from openrlhf.launcher.saved import config_toml, save_config
+from openrlhf.launcher.saved import config_toml, keep_run_name, save_config
+from openrlhf.learner.checkpoint_dir import CheckpointStore
 
 REQUIRED = {"lora_combiner": ["--model_path", "a", "--lora_path", "b", "--output_path", "c"]}
 
@@ -59,3 +61,24 @@ def test_saving_makes_the_folder_and_leaves_nothing_else(tmp_path: Path) -> None
     path = save_config(TRAIN_PPO_RAY, config, folder)
     assert [file.name for file in folder.iterdir()] == [path.name] == ["config.toml"]
     assert parse_train_ppo(["--config", str(path)]) == config
+
+
+def test_a_resumed_run_keeps_its_name(tmp_path: Path) -> None:
+    flags = ["--ckpt.path", str(tmp_path)]
+    named = resolve(parse_train_ppo(flags), Machine(gpus=0))[0]
+    store = CheckpointStore(tmp_path)
+    for step, name in ((3, "older"), (12, "newer")):
+        folder = store.begin(step) / "state"
+        folder.mkdir()
+        (folder / "config.toml").write_text(
+            config_toml(TRAIN_PPO_RAY, build(named, {"logger.wandb.run_name": name})), encoding="utf-8"
+        )
+        store.commit(step)
+
+    def name_of(*more: str) -> str:
+        return keep_run_name(parse_train_ppo([*flags, *more])).logger.wandb.run_name
+
+    assert name_of("--ckpt.load_enable") == "newer"
+    assert name_of("--ckpt.load_enable", "--logger.wandb.run_name", "mine") == "mine"
+    assert name_of() == "auto"
+    assert name_of("--ckpt.load_enable", "--ckpt.path", str(tmp_path / "nothing")) == "auto"

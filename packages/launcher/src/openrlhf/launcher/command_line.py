@@ -14,7 +14,7 @@ from openrlhf.launcher.machine import Machine, detect_machine, running_ray
 from openrlhf.launcher.parsing import UsageError, parse, wants_help
 from openrlhf.launcher.resolve import resolve, resolve_serve_rm, resolve_supervised
 from openrlhf.launcher.rules import Violation, check_rules, check_serve_rules, check_supervised_rules, warnings_of
-from openrlhf.launcher.saved import config_toml
+from openrlhf.launcher.saved import config_toml, keep_run_name
 from openrlhf.launcher.unsupported import unsupported
 
 USAGE_EXIT = 2
@@ -57,7 +57,8 @@ def run_command(command: Command, argv: Sequence[str] | None, start: Callable[[A
     try:
         parsed = parse(command, argv)
         machine = _machine_of(command)
-        config, notes = finish(command, parsed.config, machine)
+        asked = keep_run_name(parsed.config) if command is TRAIN_PPO_RAY or command.prefix else parsed.config
+        config, notes = finish(command, asked, machine)
     except UsageError as error:
         sys.stderr.write(usage_message(command, error) + "\n")
         return USAGE_EXIT

@@ -16,6 +16,9 @@ from openrlhf.core.config import AlgoConfig, PolicyLossConfig, RewardShapingConf
 from openrlhf.learner.config import AdamConfig, DsConfig, ModelConfig, OptimConfig, TrainBatchConfig
 from openrlhf.rollout.config import RolloutConfig, VllmConfig
 
+AUTO_NAME = "auto"
+"""Value of a run name that `resolve` has not yet replaced."""
+
 AUTO_RANKS = 0
 """Value of a `num_gpus_per_node` that `resolve` has not yet replaced; spelled `auto` on the command line."""
 
@@ -203,8 +206,9 @@ class WandbConfig:
     """Group of runs."""
     project: str = "openrlhf_train_ppo"
     """Project."""
-    run_name: str = "auto"
-    """Name of the run, also of its TensorBoard folder. auto: the trainer's prefix and the time, like ppo_0131T09:30."""
+    run_name: str = AUTO_NAME
+    """Name of the run, also of its TensorBoard folder. auto: the trainer's prefix and the time, like ppo_0131T09:30; a
+    resumed run keeps its name."""
 
 
 @dataclass(frozen=True, kw_only=True)

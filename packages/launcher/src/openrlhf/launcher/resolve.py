@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from openrlhf.launcher.config import AUTO_RANKS, TrainPPOConfig
+from openrlhf.launcher.config import AUTO_NAME, AUTO_RANKS, TrainPPOConfig
 from openrlhf.launcher.flags import build
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.supervised_config import ServeRMConfig, SupervisedConfig, TrainDPOConfig, TrainRMConfig
@@ -66,7 +66,7 @@ def _apply(config: C, machine: Machine, steps: Sequence[Resolver]) -> tuple[C, l
 
 
 def _named(config: Any, prefix: str, now: datetime | None) -> Any:
-    if config.logger.wandb.run_name != "auto":
+    if config.logger.wandb.run_name != AUTO_NAME:
         return config
     stamp = (now or datetime.now()).strftime("%m%dT%H:%M")
     return build(config, {"logger.wandb.run_name": prefix + stamp})

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from openrlhf.launcher.commands import Command
-from openrlhf.launcher.flags import MASK, Flag, values_of
+from openrlhf.launcher.config import AUTO_NAME, TrainPPOConfig
+from openrlhf.launcher.flags import MASK, Flag, build, values_of
+from openrlhf.launcher.supervised_config import SupervisedConfig
+from openrlhf.learner.checkpoint_dir import CheckpointStore
 
 FILE = "config.toml"
 
@@ -38,6 +42,18 @@ def save_config(command: Command, config: object, folder: str | Path) -> Path:
     draft.write_text(config_toml(command, config), encoding="utf-8")
     draft.replace(path)
     return path
+
+
+def keep_run_name(config: TrainPPOConfig | SupervisedConfig) -> TrainPPOConfig | SupervisedConfig:
+    """A run that goes on logs under the name that it had, unless `--logger.wandb.run_name` gives it another."""
+    if not config.ckpt.load_enable or config.logger.wandb.run_name != AUTO_NAME:
+        return config
+    newest = CheckpointStore(Path(config.ckpt.path).expanduser()).latest()
+    saved = None if newest is None else newest.path / "state" / FILE
+    if saved is None or not saved.is_file():
+        return config
+    name = tomllib.loads(saved.read_text(encoding="utf-8"))["logger"]["wandb"]["run_name"]
+    return build(config, {"logger.wandb.run_name": name})
 
 
 def _line(flag: Flag, key: str, value: Any) -> str:
