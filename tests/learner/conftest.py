@@ -8,15 +8,19 @@ import pytest
 
 from support.learner_models import save_tiny_model
 from support.learner_ranks import RankResults, needed_cases, run_cases
+from support.learner_vision_cases import FAMILIES as VISION_FAMILIES
+from support.vision_models import vision_model
 
 
 @pytest.fixture(scope="session")
 def rank_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the ranks work; holds the tiny models `qwen3` (tied), `untied` and `gpt2`."""
+    """Where the ranks work; holds the tiny models `qwen3` (tied), `untied`, `gpt2` and those with images."""
     path = tmp_path_factory.mktemp("learner")
     save_tiny_model(path / "qwen3")
     save_tiny_model(path / "untied", tie=False)
     save_tiny_model(path / "gpt2", "gpt2")
+    for family in VISION_FAMILIES:
+        vision_model(family).save_pretrained(path / family)
     return path
 
 

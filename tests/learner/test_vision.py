@@ -9,18 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from openrlhf.core.batch import Batch, pad_rows
+from openrlhf.core.batch import Batch
 from openrlhf.learner.config import DsConfig, OptimConfig
 from openrlhf.learner.models import load_module
 from openrlhf.learner.modules import LearnerModule
 from openrlhf.learner.packing import build_inputs, with_probe
 from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.learner.weights import metadata
+from support.vision_batches import image_batch, probe_of
 from support.vision_models import FAMILIES, vision_model
 
 CPU = torch.device("cpu")
-IMAGE = {"llava": 3}  # the others': 5
-GRIDS = ((4, 4), (4, 6), (8, 4))
 SUPPRESSED = (3, 4, 5, 6)
 # Of the largest gradient. Layers of linear attention work in chunks whose borders move with the padding: more rounding.
 TOLERANCE = {"qwen3_5": 1e-5}
@@ -41,44 +40,6 @@ def load(path: Path, **changes: Any) -> LearnerModule:
     return module
 
 
-def image(family: str, number: int) -> tuple[list[int], dict[str, Tensor]]:
-    """Tokens and random pixels of one image; the numbers have different sizes where the family knows sizes."""
-    generator = torch.Generator().manual_seed(number)
-    token = IMAGE.get(family, 5)
-    if family == "llava":
-        return [token] * 4, {"pixel_values": torch.randn(1, 3, 28, 28, generator=generator)}
-    rows, columns = GRIDS[number % len(GRIDS)]
-    width = 1176 if family == "qwen2_5_vl" else 384
-    pixels = torch.randn(rows * columns, width, generator=generator)
-    return [token] * (rows * columns // 4), {
-        "pixel_values": pixels,
-        "image_grid_thw": torch.tensor([[1, rows, columns]]),
-    }
-
-
-def make_batch(family: str) -> Batch:
-    """Four samples: two images, none, one, one; different lengths."""
-    samples, tensors = [], []
-    for row, numbers in enumerate([(0, 1), (), (2,), (4,)]):
-        prompt, parts = [40 + row], []
-        for number in numbers:
-            tokens, inputs = image(family, number)
-            prompt += [*([] if family == "llava" else [3]), *tokens, 50 + number]
-            parts.append(inputs)
-        samples.append(([*prompt, 60, 61], [70 + row * 5 + i for i in range(3 + row)]))
-        tensors.append({k: torch.cat([p[k] for p in parts]) for k in parts[0]} if parts else None)
-    rows = [p + a for p, a in samples]
-    width = max(map(len, rows))
-    names = list(next(t for t in tensors if t is not None))
-    return Batch(
-        tokens=pad_rows(rows, width=width, value=0, dtype=torch.long),
-        attention_mask=pad_rows([[1] * len(r) for r in rows], width=width, value=0, dtype=torch.bool),
-        action_mask=pad_rows([[0] * len(p) + [1] * len(a) for p, a in samples], width=width, value=0, dtype=torch.bool),
-        index=torch.arange(len(rows)),
-        extra={k: [None if t is None else t[k] for t in tensors] for k in names},
-    )
-
-
 def logprobs(module: LearnerModule, batch: Batch) -> Tensor:
     inputs = build_inputs(batch, batch.action_mask, packed=False)
     return inputs.scatter(module(inputs).primary, batch.tokens.shape)
@@ -94,7 +55,7 @@ def gradients(module: LearnerModule, batches: list[Batch]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_gradients_of_a_mixed_batch_equal_those_one_by_one(models: Path, family: str) -> None:
     module = load(models / family, optim=OptimConfig(), suppressed_token_ids=SUPPRESSED[:3])
-    batch = make_batch(family)
+    batch = image_batch(family)
     together = gradients(module, [batch])
     alone = gradients(module, [batch.select([row]) for row in range(batch.size)])
     assert together.keys() == alone.keys()
@@ -106,7 +67,7 @@ def test_gradients_of_a_mixed_batch_equal_those_one_by_one(models: Path, family:
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_images_move_the_log_probs(models: Path, family: str) -> None:
-    module, batch = load(models / family), make_batch(family)
+    module, batch = load(models / family), image_batch(family)
     assert batch.extra is not None
     darker = batch.with_(
         extra={**batch.extra, "pixel_values": [None if t is None else t - 1 for t in batch.extra["pixel_values"]]}
@@ -124,7 +85,7 @@ def test_suppressed_tokens_have_no_probability(models: Path, chunked: bool) -> N
     module.chunked_head = chunked
     if not chunked:
         del module.model.get_output_embeddings().forward  # the layer's own again
-    batch = make_batch("qwen3_vl").select([1])
+    batch = image_batch("qwen3_vl").select([1])
     inputs = build_inputs(batch, batch.action_mask, packed=False)
     with torch.no_grad():
         readings = module(inputs, with_entropy=True)
@@ -144,15 +105,14 @@ def test_frozen_encoder_is_neither_trained_nor_sent(models: Path, family: str) -
     assert sent < everything
     assert not any("vis" in name or "projector" in name for name in sent)
     assert any("vis" in name for name in everything - sent)
-    trained = gradients(module, [make_batch(family)])
+    trained = gradients(module, [image_batch(family)])
     assert all("language_model" in name or "lm_head" in name for name in trained)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_a_probe_visits_the_encoder_and_changes_no_gradient(models: Path, family: str) -> None:
-    module, batch = load(models / family, optim=OptimConfig()), make_batch(family)
-    text, probe = batch.select([1]).with_(extra=None), batch.select([2])
-    probe = probe.with_(action_mask=probe.action_mask & (probe.action_mask.cumsum(1) == 1))
+    module, batch = load(models / family, optim=OptimConfig()), image_batch(family)
+    text, probe = batch.select([1]).with_(extra=None), probe_of(batch.select([2]))
     plain = gradients(module, [text])
     module.zero_grad()
     inputs = with_probe(text, probe)
@@ -169,6 +129,6 @@ def test_a_probe_visits_the_encoder_and_changes_no_gradient(models: Path, family
 
 
 def test_packed_rows_with_images_are_refused(models: Path) -> None:
-    batch = make_batch("llava")
+    batch = image_batch("llava")
     with pytest.raises(AssertionError, match="lose the places"):
         build_inputs(batch, batch.action_mask, packed=True)

@@ -27,6 +27,7 @@ MODULES = (
     "support.learner_state_cases",
     "support.learner_shard_cases",
     "support.learner_supervised_cases",
+    "support.learner_vision_cases",
 )
 TIMEOUT = 540.0
 
