@@ -44,7 +44,6 @@ def neighbours(cluster: object, tmp_path_factory: pytest.TempPathFactory) -> Ite
         cancel_all()
 
 
-@pytest.mark.proof
 def test_arguments_environment_and_exit_status_b105_b107(cluster: MiniSlurm, neighbours: tuple[Desk, str, str]) -> None:
     desk, _, short = neighbours
     state = desk.end(short)
@@ -57,7 +56,6 @@ def test_arguments_environment_and_exit_status_b105_b107(cluster: MiniSlurm, nei
     assert re.search(rf"^{short} +FAILED +17 ", desk.launch("status", short).stdout, re.MULTILINE)
 
 
-@pytest.mark.proof
 def test_two_runs_on_the_same_nodes_do_not_meet_b092_b096(neighbours: tuple[Desk, str, str]) -> None:
     desk, long, short = neighbours
     desk.end(short)
@@ -71,7 +69,6 @@ def test_two_runs_on_the_same_nodes_do_not_meet_b092_b096(neighbours: tuple[Desk
     assert read_states([long])[0].state == "RUNNING"
 
 
-@pytest.mark.proof
 def test_cancel_leaves_nothing_b106(cluster: MiniSlurm, neighbours: tuple[Desk, str, str]) -> None:
     desk, long, _ = neighbours
     with subprocess.Popen(["bash", "-c", "exec -a raylet sleep 600"]) as other:  # another user's, or another run's
