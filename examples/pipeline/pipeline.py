@@ -110,9 +110,9 @@ def _rise(stage: str, reward: tuple[float, float], right: tuple[float, float]) -
     return Measure(stage, text, reward[1] > reward[0] and right[1] > right[0])
 
 
-def dpo_stage(places: Places, start: str) -> Measure:
+def dpo_stage(places: Places, start: str, steps: int) -> Measure:
     """Preference training on the pairs of the reward model."""
-    run("dpo", stages.dpo_command(places, start))
+    run("dpo", stages.dpo_command(places, start, steps))
     margin, pairs = (stages.logged(places, "dpo", name)[-1] for name in ("eval/margin", "eval/acc"))
     return Measure("dpo", f"held-out margin {margin:.3f}, accuracy {pairs:.3f}", margin > 0)
 
@@ -125,7 +125,7 @@ def pipeline(places: Places, sizes: Sizes, *, seed: int, with_rl: bool) -> list[
     found = supervised_stages(places)
     if with_rl:
         found += rl_stages(places)
-    found.append(dpo_stage(places, "rl_remote" if with_rl else "sft"))
+    found.append(dpo_stage(places, "rl_remote" if with_rl else "sft", sizes.dpo))
     return found
 
 

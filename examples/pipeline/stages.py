@@ -24,12 +24,14 @@ SPOILED = 0.6
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Optimiser steps of the supervised stages, rollout steps of each RL stage, held-out questions."""
+    """Optimiser steps of the supervised stages (dpo at most reward_model), rollout steps of each RL stage, held-out
+    questions.
+    """
 
     sft: int = 600
-    reward_model: int = 250
+    reward_model: int = 800
     rl: int = 20
-    dpo: int = 20
+    dpo: int = 250
     held_out: int = 512
 
 
@@ -62,30 +64,45 @@ def write_data(places: Places, sizes: Sizes, seed: int) -> None:
     demonstrations = draw_examples(sizes.sft * SFT_BATCH, seed=seed, exclude=seen)
     spoiled = [Example(question=e.question, answer=imperfect_answer(e.answer, rng, SPOILED)) for e in demonstrations]
     write_jsonl(places.data("sft"), spoiled)
-    count = max(sizes.reward_model, sizes.dpo) * PAIR_BATCH
-    _write_pairs(places.data("pairs"), draw_examples(count, seed=seed + 1, exclude=seen), rng)
+    pairs = draw_examples(sizes.reward_model * PAIR_BATCH, seed=seed + 1, exclude=seen)
+    _write_pairs(places.data("pairs"), pairs, rng)
     _write_pairs(places.data("held_out_pairs"), held_out, rng)
     write_jsonl(places.data("prompts"), draw_examples(sizes.rl * ROLLOUT_BATCH, seed=seed + 2, exclude=seen))
     write_jsonl(places.data("held_out"), held_out)
 
 
-def wrong_answer(answer: str, rng: random.Random) -> str:
-    """An answer that the fine-tuned model could give instead: swapped, changed or missing digits."""
+def wrong_answer(question: str, answer: str, rng: random.Random) -> str:
+    """A wrong answer of one of six kinds. A policy finds every kind that a reward model has not seen."""
     while True:
-        kind = rng.random()
-        if kind < 0.6:
-            spoiled = imperfect_answer(answer, rng, 1.0)
-        elif kind < 0.8:
-            place = rng.randrange(len(answer))
-            spoiled = answer[:place] + str(rng.randrange(10)) + answer[place + 1 :]
-        else:
-            spoiled = answer[: rng.randint(1, len(answer) - 1)]
+        spoiled = _spoil(question.split()[-1], answer, rng)
         if spoiled != answer:
             return spoiled
 
 
+def _spoil(digits: str, answer: str, rng: random.Random) -> str:
+    kind, chars = rng.randrange(6), list(answer)
+    if kind == 0:
+        return imperfect_answer(answer, rng, 1.0)
+    if kind == 1:  # sorted, with other digits
+        for _ in range(rng.randint(1, len(chars))):
+            chars[rng.randrange(len(chars))] = str(rng.randrange(10))
+        return "".join(sorted(chars))
+    if kind == 2:  # too long
+        for _ in range(rng.randint(1, 4)):
+            chars.insert(rng.randrange(len(chars) + 1), str(rng.randrange(10)))
+        return "".join(chars)
+    if kind == 3:  # too short
+        return "".join(chars[: rng.randint(1, len(chars) - 1)])
+    if kind == 4:
+        return digits
+    return "".join(str(rng.randrange(10)) for _ in range(rng.randint(1, 9)))
+
+
 def _write_pairs(path: Path, examples: Sequence[Example], rng: random.Random) -> None:
-    rows = [{"prompt": e.question, "chosen": e.answer, "rejected": wrong_answer(e.answer, rng)} for e in examples]
+    rows = [
+        {"prompt": e.question, "chosen": e.answer, "rejected": wrong_answer(e.question, e.answer, rng)}
+        for e in examples
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
@@ -98,7 +115,9 @@ def command(module: str, places: Places, stage: str, flags: dict[str, object]) -
         "logger.tensorboard_dir": places.root / stage / "logs",
         "logger.wandb.run_name": stage,
     }
-    words = [word for name, value in {**flags, **own}.items() for word in (f"--{name}", str(value))]
+    words: list[str] = []
+    for name, value in {**flags, **own}.items():
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     return [sys.executable, "-m", f"openrlhf.cli.{module}", *words, "--data.apply_chat_template"]
 
 
@@ -123,9 +142,10 @@ def reward_model_command(places: Places) -> list[str]:
     return command("train_rm", places, "reward_model", _pair_flags(places, "sft", lr=2e-3))
 
 
-def dpo_command(places: Places, start: str) -> list[str]:
-    """Preference training, on the same pairs, of the model that the stage `start` made."""
-    return command("train_dpo", places, "dpo", _pair_flags(places, start, lr=2e-4))
+def dpo_command(places: Places, start: str, steps: int) -> list[str]:
+    """Preference training, on the reward model's pairs, of the model that the stage `start` made."""
+    flags = _pair_flags(places, start, lr=2e-4) | {"data.max_samples": steps * PAIR_BATCH}
+    return command("train_dpo", places, "dpo", flags)
 
 
 def _pair_flags(places: Places, start: str, *, lr: float) -> dict[str, object]:
@@ -142,7 +162,10 @@ def _pair_flags(places: Places, start: str, *, lr: float) -> dict[str, object]:
 
 
 def rl_command(places: Places, stage: str, start: str, reward: dict[str, object]) -> list[str]:
-    """REINFORCE++-baseline with the rewards that the flags in `reward` name: a model in the cluster, or a server."""
+    """PPO with the rewards that the flags in `reward` name: a model in the cluster, or a server.
+
+    The KL penalty and the normalised rewards keep the policy from answers that only the reward model likes.
+    """
     flags: dict[str, object] = {
         "actor.model_name_or_path": places.model(start),
         "data.prompt_dataset": places.data("prompts"),
@@ -150,9 +173,15 @@ def rl_command(places: Places, stage: str, start: str, reward: dict[str, object]
         "data.label_key": "label",
         "actor.num_gpus_per_node": 1,
         "vllm.num_engines": 1,
-        "algo.advantage.estimator": "reinforce_baseline",
-        "algo.kl.init_coef": 0,
+        "algo.advantage.estimator": "gae",
+        "algo.advantage.lambd": 0.95,
+        "algo.kl.init_coef": 0.02,
+        "algo.kl.estimator": "k1",
+        "ref.num_gpus_per_node": 1,
+        "critic.num_gpus_per_node": 1,
+        "critic.adam.lr": 1e-3,
         "actor.adam.lr": 5e-4,
+        "reward.normalize_enable": True,
         "rollout.batch_size": ROLLOUT_BATCH,
         "rollout.n_samples_per_prompt": 8,
         "rollout.max_new_tokens": 10,

@@ -23,7 +23,7 @@ COMMAND_LINES = {
         PLACES, "rl_remote", "rl_in_cluster", {"reward.remote_url": "http://h:1/get_reward"}
     ),
     "server": stages.server_command(PLACES),
-    "dpo": stages.dpo_command(PLACES, "rl_remote"),
+    "dpo": stages.dpo_command(PLACES, "rl_remote", 10),
 }
 
 
@@ -41,9 +41,10 @@ def test_wrong_answers_are_wrong() -> None:
     import random
 
     rng = random.Random(0)
-    found = {stages.wrong_answer("03456", rng) for _ in range(200)}
+    found = {stages.wrong_answer("sort 63450", "03456", rng) for _ in range(500)}
     assert "03456" not in found
-    assert {len(answer) for answer in found} == {1, 2, 3, 4, 5}
+    assert {len(answer) for answer in found} == set(range(1, 10))
+    assert "63450" in found
 
 
 @pytest.mark.ranks

@@ -13,10 +13,11 @@ from openrlhf.rollout.requests import EngineDownError
 
 
 class Core:
-    """The calls of a push. breaks: the one that fails."""
+    """The calls of a push. breaks: the one that fails; hangs: the one that gets no answer."""
 
-    def __init__(self, breaks: str = "") -> None:
+    def __init__(self, breaks: str = "", hangs: str = "") -> None:
         self.breaks = breaks
+        self.hangs = hangs
         self.errored = False
 
     def __getattr__(self, name: str) -> Any:
@@ -24,6 +25,8 @@ class Core:
             await asyncio.sleep(0)
             if name == self.breaks:
                 raise RuntimeError(f"{name} broke")
+            if name == self.hangs:
+                await asyncio.Event().wait()
 
         return call
 
@@ -65,6 +68,23 @@ def test_requests_that_come_during_a_push_move_when_it_fails(step: str) -> None:
         await own.start_weight_update()
         await own.finish_weight_update(4)
         await own._ready_for("r2")
+
+    asyncio.run(main())
+
+
+def test_a_core_that_dies_in_a_push_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openrlhf.rollout.engine.DEATH_POLL_S", 0.01)
+
+    async def main() -> None:
+        own, core = VllmEngine(EngineSpec(model="M", name="engine 0")), Core(hangs="finish_weight_update")
+        own._llm = core  # type: ignore[assignment]
+        await own.start_weight_update()
+        pushing = asyncio.create_task(own.finish_weight_update(1))
+        await asyncio.sleep(0.05)
+        assert not pushing.done()
+        core.errored = True
+        with pytest.raises(EngineDownError, match="the engine core died and did not finish a weight push"):
+            await asyncio.wait_for(pushing, 5)
 
     asyncio.run(main())
 

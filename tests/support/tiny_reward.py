@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import torch
+from stages import wrong_answer
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -40,33 +41,7 @@ def train_reward_model(base: Path, out: Path, *, render, steps: int = 800, seed:
 
 
 def _pair(rng: random.Random) -> tuple[str, str, str]:
-    """(digits, right answer, a wrong answer). A policy finds every kind of wrong answer that is missing here."""
+    """(digits, right answer, a wrong answer)."""
     digits = "".join(str(rng.randrange(10)) for _ in range(5))
     good = "".join(sorted(digits))
-    while (bad := _wrong(rng, digits, good)) == good:
-        pass
-    return digits, good, bad
-
-
-def _wrong(rng: random.Random, digits: str, good: str) -> str:
-    kind = rng.randrange(6)
-    answer = list(good)
-    if kind == 0:  # not sorted
-        for _ in range(rng.randint(1, 2)):
-            i, j = rng.sample(range(5), 2)
-            answer[i], answer[j] = answer[j], answer[i]
-    elif kind == 1:  # sorted, with other digits
-        for _ in range(rng.randint(1, 5)):
-            answer[rng.randrange(5)] = str(rng.randrange(10))
-        answer.sort()
-    elif kind == 2:  # too long
-        for _ in range(rng.randint(1, 4)):
-            answer.insert(rng.randrange(len(answer) + 1), str(rng.randrange(10)))
-    elif kind == 3:  # too short
-        for _ in range(rng.randint(1, 4)):
-            answer.pop(rng.randrange(len(answer)))
-    elif kind == 4:  # the question
-        answer = list(digits)
-    else:  # anything
-        answer = [str(rng.randrange(10)) for _ in range(rng.randint(1, 9))]
-    return "".join(answer)
+    return digits, good, wrong_answer(f"sort {digits}", good, rng)

@@ -24,6 +24,7 @@ from openrlhf.rollout.requests import (
     check_logprobs,
     expand_versions,
 )
+from openrlhf.rollout.vllm_sampling import to_vllm_sampling
 from openrlhf.rollout.weights.wire import BucketPlan
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT_S = 120.0
 """Longest wait for a control call (pause, cache reset, version, group set-up); they take milliseconds."""
+DEATH_POLL_S = 1.0
+"""How often a control call that waits looks whether the engine core is still there."""
 PUSH_TIMEOUT_S = 1800.0
 """Longest wait for a whole weight push. Each message in it has the group's own, much shorter, time-out."""
 HEALTH_TIMEOUT_S = 60.0
@@ -348,46 +351,15 @@ class VllmEngine:
         self.version = version
 
     async def _control(self, what: str, call: Awaitable[T], timeout_s: float = CONTROL_TIMEOUT_S) -> T:
-        """A named, bounded wait for the engine core."""
+        """A named, bounded wait for the engine core; vLLM leaves calls to a core that dies without an answer."""
+        task, left = asyncio.ensure_future(call), timeout_s
         try:
-            return await asyncio.wait_for(call, timeout_s)
-        except TimeoutError as error:
-            raise EngineDownError(f"{self.name} did not {what} within {timeout_s:g} s") from error
-
-
-SUPPRESSED = -100.0
-"""Added to a logit that must not be sampled: the most that vLLM takes. exp(-100) is nothing beside 1 in float32."""
-
-
-def to_vllm_sampling(sampling: SamplingParams, suppressed: Sequence[int] = ()) -> Any:
-    """vLLM's own sampling parameters, every one set explicitly, for one sample (n = 1).
-
-    Text is only decoded where stop strings need it. The stop string's tokens are part of the sample.
-    suppressed: token ids that are never sampled.
-    """
-    from vllm import SamplingParams as VllmSamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    return VllmSamplingParams(
-        n=1,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        stop=list(sampling.stop) or None,
-        stop_token_ids=list(sampling.stop_token_ids) or None,
-        ignore_eos=sampling.ignore_eos,
-        seed=sampling.seed,
-        logit_bias=dict.fromkeys(suppressed, SUPPRESSED) or None,
-        logprobs=0,
-        flat_logprobs=True,
-        detokenize=bool(sampling.stop),
-        skip_special_tokens=False,
-        include_stop_str_in_output=True,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
+            while not (await asyncio.wait({task}, timeout=min(left, DEATH_POLL_S)))[0]:
+                left -= DEATH_POLL_S
+                if self._running().errored:
+                    raise EngineDownError(f"{self.name}: the engine core died and did not {what}")
+                if left <= 0:
+                    raise EngineDownError(f"{self.name} did not {what} within {timeout_s:g} s")
+            return task.result()
+        finally:
+            task.cancel()

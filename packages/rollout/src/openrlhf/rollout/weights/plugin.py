@@ -1,5 +1,5 @@
-"""The vLLM plugin: what every vLLM process of ours gets. Makes the weight-transfer backend "gloo" known, and ends
-an engine core whose parent is gone.
+"""The vLLM plugin: what every vLLM process of ours gets. Makes the weight-transfer backend "gloo" known, ends an engine
+core whose parent is gone, and lets CPU kernels use AMX.
 
 vLLM calls `register` through the entry point group `vllm.general_plugins` at the start of the frontend, of each
 engine core and of each worker. It names the receiver by module path, so that only workers that use it import it.
@@ -25,6 +25,18 @@ def register() -> None:
             GLOO_BACKEND, "openrlhf.rollout.weights.gloo_engine", "GlooWeightTransferEngine"
         )
     end_with_parent()
+    allow_amx()
+
+
+def allow_amx() -> None:
+    """Ask the kernel for AMX tiles where the CPU has them; elsewhere nothing.
+
+    Upstream fault (vLLM 0.32): its bf16 attention on CPUs uses AMX as soon as the CPU has it, but Linux lets only
+    processes that asked do so, and ends others with SIGILL at the first tile instruction.
+    """
+    import torch
+
+    torch.cpu._init_amx()
 
 
 def end_with_parent() -> None:
