@@ -77,6 +77,14 @@ def test_an_auto_number() -> None:
         (["--agent.timeout", "0"], "--agent.timeout must be more than 0 seconds, got 0.0"),
         (["--config", "/does/not/exist.toml"], "there is no file '/does/not/exist.toml'"),
         (["--config"], "--config takes the path of one TOML file"),
+        (["--print_config=x"], "--print_config takes no value, got 'x'"),
+        (
+            ["--train.seed", "1", "-train.max_epochs", "2"],
+            "'-train.max_epochs' is a flag when it starts with two dashes",
+        ),
+        (["--ds.packing_samples", "train.seed=1"], "'train.seed=1' is a flag when it starts with two dashes"),
+        (["--train.seed", "1", "--", "--train.max_epochs", "2"], "leave '--' out"),
+        (["--=3"], "the name is missing"),
     ],
 )
 def test_a_mistake_is_named_with_a_hint(argv: list[str], message: str) -> None:
@@ -86,6 +94,10 @@ def test_a_mistake_is_named_with_a_hint(argv: list[str], message: str) -> None:
 
 def test_all_mistakes_at_once() -> None:
     assert len(problems("--rollout.temp", "1", "--train.seed", "x", "--actor.optim", "sgd")) == 3
+    assert problems("--agent.timeout", "0", "--agent.max_turns", "0", "--train.seed", "3") == [
+        "--agent.timeout must be more than 0 seconds, got 0.0",
+        "--agent.max_turns must be at least 1, got 0",
+    ]
 
 
 def test_required_flags() -> None:
@@ -120,6 +132,22 @@ def test_mistakes_in_a_configuration_file(tmp_path: Path) -> None:
         f"--config {path}: actor.num_nodes takes a whole number, got True",
         f"--config {path}: ds.packing_samples is a switch and takes true or false, got 1",
     ]
+    for text, message in (
+        ('pretrain = "x"', "pretrain is now actor.model_name_or_path"),
+        ("bf16 = true", "bf16 was removed: bf16 is the default on GPUs"),
+        ("[actor.muon]\nno_nesterov = true", "in a file write actor.muon.nesterov = false"),
+        ("actor = 3", "actor is a table and takes no value; its keys are actor.num_nodes or"),
+        ('[[actor]]\noptim = "muon"', "actor is a table and takes no value"),
+        ("[train.seed]\na = 1", "--train.seed.a is not a flag; did you mean --train.seed"),
+        ("[train]\nseed = 2031-01-01", "train.seed takes a whole number, got datetime.date(2031, 1, 1)"),
+        ("[train]\nseed = 1.0", "train.seed takes a whole number, got '1.0'"),
+        ("[actor.adam]\nlr = nan", "actor.adam.lr takes a number, got 'nan'"),
+        ("print_config = true", "--print_config is not a flag"),
+    ):
+        path.write_text(text, encoding="utf-8")
+        (problem,) = problems("--config", str(path))
+        assert problem.startswith(f"--config {path}: ")
+        assert message in problem
     path.write_text("[actor\n", encoding="utf-8")
     assert "not a TOML file" in problems("--config", str(path))[0]
 

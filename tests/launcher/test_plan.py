@@ -23,6 +23,7 @@ from openrlhf.launcher.plan.memory import (
     gradient_bytes,
     optimizer_bytes,
     parameter_bytes,
+    persistent_bytes,
     tokens_per_forward,
 )
 from openrlhf.launcher.plan.shape import read_shape
@@ -91,7 +92,7 @@ def test_quick_launch_on_8_gpus(model: Path, capsys: pytest.CaptureFixture[str])
     # A token's keys and values: 2 x 36 layers x 8 heads x 128 x 2 bytes, halved by TP 2.
     per_token = 2 * 36 * 8 * 128 * 2 / 2
     assert plan["kv_cache_tokens"] == pytest.approx((0.7 * 80 * GIB - PARAMETERS_4B - 1.5 * GIB) / per_token, rel=0.01)
-    assert part(plan, "actor", "optimizer")["phases"] == ["training"]  # asleep otherwise
+    assert part(plan, "actor", "optimizer")["phases"] == ["training", "optimizer_step"]  # asleep otherwise
     assert part(plan, "engines", "kv_cache")["phases"] == ["generation"]
     (group,) = plan["placement"]
     assert (group["members"], group["devices"]) == ("actor + ref + engines", 4)
@@ -128,19 +129,43 @@ def test_the_table_is_for_people(model: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("stage", "itemsize", "world", "expected"),
     [
-        # (parameters, gradients, optimiser) in bytes per parameter
-        (0, 2, 4, (2, 4, 12)),
-        (0, 4, 4, (4, 4, 8)),
-        (1, 2, 4, (2, 2, 3)),
-        (2, 2, 4, (2, 0.5, 3)),
-        (2, 4, 2, (4, 2, 6)),
-        (3, 2, 4, (0.5, 0.5, 3)),
+        # (parameters, gradients, gradients inside the step, optimiser) in bytes per parameter
+        (0, 2, 4, (2, 2, 6, 12)),
+        (0, 4, 4, (4, 4, 4, 8)),
+        (1, 2, 4, (2, 2, 1, 3)),
+        (2, 2, 4, (2, 0.5, 1, 3)),
+        (2, 4, 2, (4, 2, 2, 6)),
+        (3, 2, 4, (0.5, 0.5, 1.5, 3)),
+        (3, 4, 2, (2, 2, 4, 6)),
     ],
 )
-def test_zero_stages(stage: int, itemsize: int, world: int, expected: tuple[float, float, float]) -> None:
-    functions = (parameter_bytes, gradient_bytes, optimizer_bytes)
-    found = tuple(f(1000, stage=stage, itemsize=itemsize, world=world) / 1000 for f in functions)
-    assert found == expected
+def test_zero_stages(stage: int, itemsize: int, world: int, expected: tuple[float, ...]) -> None:
+    found = (
+        parameter_bytes(1000, stage=stage, itemsize=itemsize, world=world),
+        gradient_bytes(1000, stage=stage, itemsize=itemsize, world=world),
+        gradient_bytes(1000, stage=stage, itemsize=itemsize, world=world, stepping=True),
+        optimizer_bytes(1000, stage=stage, itemsize=itemsize, world=world),
+    )
+    assert tuple(size / 1000 for size in found) == expected
+
+
+def test_gradients_rest_nowhere_but_on_stage_3(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = QUICK_LAUNCH.replace("--ds.enable_sleep", "")
+    plan = plan_json(model, flags, capsys, "--gpus", "8")
+    assert part(plan, "actor", "gradients")["phases"] == ["generation", "make_experience", "training"]
+    plan = plan_json(model, f"{flags} --ds.zero_stage 2", capsys, "--gpus", "8")
+    assert part(plan, "actor", "gradients")["phases"] == ["training"]
+    assert part(plan, "actor", "gradients in fp32")["phases"] == ["optimizer_step"]
+
+
+def test_stage_3_leaves_small_parameters_whole(model: Path) -> None:
+    shape = read_shape(str(model))
+    # norms of 2560 (two per layer, one at the end) and of 128 (two per layer)
+    assert persistent_bytes(shape, stage=3, itemsize=2) == 2 * (36 * (2 * 2560 + 2 * 128) + 2560)
+    assert persistent_bytes(shape, stage=2, itemsize=2) == 0
+    assert shape.parameters_in_tensors(up_to=2560 * 1024) - shape.parameters_in_tensors(up_to=2560) == (
+        36 * 2 * 2560 * 1024  # keys and values
+    )
 
 
 def test_muon_keeps_one_moment_of_its_matrices() -> None:

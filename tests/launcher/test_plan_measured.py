@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from openrlhf.launcher.plan.memory import gradient_bytes, optimizer_bytes, parameter_bytes
+from openrlhf.launcher.plan.memory import gradient_bytes, optimizer_bytes, parameter_bytes, persistent_bytes
 from openrlhf.launcher.plan.shape import read_shape
 from support.launcher_memory_cases import STAGES
 from support.learner_ranks import RankResults, result
@@ -18,10 +19,15 @@ WORLD = 2
 LAUNCHER_CASES = {WORLD: ["held_memory"]}
 
 
+@pytest.mark.parametrize("moment", ["training", "optimizer_step"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_prediction_is_within_a_tenth(launcher_ranks: RankResults, stage: int, tmp_path: Path) -> None:
-    count = read_shape(tiny_qwen3(tmp_path)).parameters
-    functions = (parameter_bytes, gradient_bytes, optimizer_bytes)
-    predicted = sum(f(count, stage=stage, itemsize=4, world=WORLD) for f in functions)
-    held = [of_rank[stage] for of_rank in result(launcher_ranks, "held_memory", WORLD)]
+def test_prediction_is_within_a_tenth(launcher_ranks: RankResults, stage: int, moment: str, tmp_path: Path) -> None:
+    shape = read_shape(tiny_qwen3(tmp_path))
+    gradients = partial(gradient_bytes, stepping=moment == "optimizer_step")
+    functions = (parameter_bytes, gradients, optimizer_bytes)
+    predicted = sum(f(shape.parameters, stage=stage, itemsize=4, world=WORLD) for f in functions)
+    if moment == "training":
+        predicted += persistent_bytes(shape, stage=stage, itemsize=4)
+    held = [of_rank[stage][moment] for of_rank in result(launcher_ranks, "held_memory", WORLD)]
+    print(f"stage {stage}, {moment}: {predicted:,} bytes predicted, {held} measured")
     assert held == pytest.approx([predicted] * WORLD, rel=0.1)

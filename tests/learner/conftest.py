@@ -14,13 +14,14 @@ from support.vision_models import vision_model
 
 @pytest.fixture(scope="session")
 def rank_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the ranks work; holds the tiny models `qwen3` (tied), `untied`, `gpt2` and those with images."""
+    """Where the ranks work; holds the tiny models `qwen3` (tied), `untied`, `gpt2`, a hybrid and those with images."""
     path = tmp_path_factory.mktemp("learner")
     save_tiny_model(path / "qwen3")
     save_tiny_model(path / "untied", tie=False)
     save_tiny_model(path / "gpt2", "gpt2")
     for family in VISION_FAMILIES:
         vision_model(family).save_pretrained(path / family)
+    save_tiny_model(path / "qwen3_next", "qwen3_next")
     return path
 
 

@@ -19,7 +19,7 @@ from support.learner_step_cases import LAYOUTS, LOSSES, OBJECTIVE, loss_batch
 pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 
 RANK_CASES = {
-    2: ["layouts", "losses", "critic", "skipping", "nothing_to_train", "accumulation"],
+    2: ["layouts", "losses", "critic", "skipping", "nothing_to_train", "accumulation", "linear_attention"],
     1: ["layouts", "losses", "accumulation"],
 }
 
@@ -107,6 +107,12 @@ def test_leaving_out_the_old_logprobs_equals_scoring_them(ranks: RankResults, wo
         for name, (total, count) in long["metrics"].items():
             assert short["metrics"][name][0] / count == pytest.approx(total / count, abs=1e-6), name
         assert short["metrics"]["ppo_clip_ratio"][0] == 0
+
+
+def test_layers_with_a_state_train_alike_when_they_are_partitioned(ranks: RankResults) -> None:
+    whole, partitioned = result(ranks, "linear_attention", 2)[0].values()
+    assert any("conv1d" in name for name in whole)
+    assert _largest_difference(partitioned, whole) < 2e-5
 
 
 def test_only_rank_0_gets_the_stream(ranks: RankResults) -> None:

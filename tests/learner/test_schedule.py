@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from openrlhf.learner.config import OptimConfig
-from openrlhf.learner.schedule import SCHEDULES, build_schedule, warmup_steps
+from openrlhf.learner.config import SCHEDULES, OptimConfig
+from openrlhf.learner.schedule import build_schedule, warmup_steps
 
 
 def rates(name: str, steps: int, *, warmup: float = 0.0, min_ratio: float = 0.1, base: float = 1.0) -> list[float]:

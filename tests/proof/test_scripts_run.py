@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from support.colours import write_rows
 from support.launcher_reward_model import tiny_reward_model
 from support.tiny_models import tiny_qwen3
+from support.vision_models import tiny_vision
 
 pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.timeout(600)]
 
@@ -54,14 +57,26 @@ def test_script_trains_one_step(name: str, tmp_path: Path) -> None:
     rows = [{"prompt": f"{i} + 1?", "label": str(i + 1)} for i in range(8)]
     rows = [row | {"context_messages": [{"role": "user", "content": row["prompt"]}]} for row in rows]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "reward.py").write_text(UNEQUAL_REWARDS)
     places = {
         "MODEL": tiny_qwen3(tmp_path / "model"),
         "REWARD_MODEL": tiny_reward_model(tmp_path / "reward_model"),
-        "REWARD": str(tmp_path / "reward.py"),
         "PROMPTS": str(tmp_path / "prompts.jsonl"),
-        "OUTPUT": str(tmp_path / "out"),
     }
+    assert run_one_step(name, tmp_path, places)["model_type"] == "qwen3"
+
+
+def test_script_with_images_trains_one_step(tmp_path: Path) -> None:
+    places = {
+        "MODEL": tiny_vision("qwen3_5", tmp_path / "model"),
+        "PROMPTS": str(write_rows(tmp_path / "data", 8, 1)),
+    }
+    assert run_one_step("train_vlm_math_hybrid_engine", tmp_path, places)["model_type"] == "qwen3_5"
+
+
+def run_one_step(name: str, folder: Path, places: dict[str, str]) -> dict[str, Any]:
+    """Run a script for one optimiser step; returns the exported model's configuration."""
+    (folder / "reward.py").write_text(UNEQUAL_REWARDS)
+    places = places | {"REWARD": str(folder / "reward.py"), "OUTPUT": str(folder / "out")}
     script = SCRIPTS / f"{name}.sh"
     small = [
         word for flag, value in SMALL.items() if f"--{flag} " in script.read_text() for word in (f"--{flag}", value)
@@ -73,4 +88,4 @@ def test_script_trains_one_step(name: str, tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert "done: 1 steps, 1 optimiser steps" in done.stdout
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "qwen3"
+    return json.loads((folder / "out" / "config.json").read_text())

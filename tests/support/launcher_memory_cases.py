@@ -1,9 +1,10 @@
-"""Measures what `plan` predicts: the bytes that a learner rank holds just before an optimiser step."""
+"""Measures what `plan` predicts: the bytes that a learner rank holds between micro-batches and inside a step."""
 
 from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +18,7 @@ from support.learner_models import make_batch
 from support.learner_ranks import Case
 
 OBJECTIVE = PolicyObjective(config=PolicyLossConfig(), detach_old=True)
-STAGES = (0, 2)
-"""The quickstart's, and the one that cuts nothing. Stage 3 keeps tensors as small as this model's whole."""
+STAGES = (0, 1, 2, 3)
 
 
 def living_tensors() -> list[Tensor]:
@@ -35,12 +35,12 @@ def new_bytes(old: list[Tensor]) -> int:
     return sum(size for place, size in sizes.items() if place not in known)
 
 
-def held_memory(rank: int, world: int, folder: Path) -> dict[int, int]:
-    """ZeRO stage -> bytes of parameters, gradients and optimiser states, at the second step."""
+def held_memory(rank: int, world: int, folder: Path) -> dict[int, dict[str, int]]:
+    """ZeRO stage -> moment of the second step -> bytes of parameters, gradients and optimiser states."""
     return {stage: _measure(folder / "quickstart", stage) for stage in STAGES}
 
 
-def _measure(model: Path, stage: int) -> int:
+def _measure(model: Path, stage: int) -> dict[str, int]:
     batch = make_batch()
     old = living_tensors()
     learner = Learner(
@@ -49,21 +49,28 @@ def _measure(model: Path, stage: int) -> int:
             model_path=str(model),
             ds=DsConfig(zero_stage=stage, param_dtype="fp32", attn_implementation="sdpa"),
             optim=OptimConfig(lr_scheduler="constant"),
-            batch=TrainBatchConfig(micro_batch_size=8),
+            batch=TrainBatchConfig(micro_batch_size=3),
             max_optimizer_steps=10,
         )
     )
     learner.update(batch, OBJECTIVE)
-    engine, found = learner._engine, []
-    take_step = engine.step
+    held: dict[str, int] = {}
 
-    def step() -> tuple[bool, float]:
-        found.append(new_bytes(old))
-        return take_step()
+    engine: Any = learner._engine
+    optimizer = engine.ds_engine.basic_optimizer
+    backward, step = engine.backward, optimizer.step
 
-    engine.step = step  # pyright: ignore[reportAttributeAccessIssue]
+    def backward_then_measure(loss: Tensor) -> None:
+        backward(loss)
+        held.setdefault("training", new_bytes(old))  # after the first of several micro-batches
+
+    def measure_then_step(*args: Any, **kwargs: Any) -> Any:
+        held["optimizer_step"] = new_bytes(old)
+        return step(*args, **kwargs)
+
+    engine.backward, optimizer.step = backward_then_measure, measure_then_step
     learner.update(batch, OBJECTIVE)
-    return found[-1]
+    return held
 
 
 CASES: dict[str, Case] = {"held_memory": held_memory}

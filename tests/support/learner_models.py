@@ -14,7 +14,7 @@ VOCAB = 128
 
 
 def tiny_config(arch: str = "qwen3", *, tie: bool = True) -> Any:
-    from transformers import CohereConfig, GPT2Config, LlamaConfig, Qwen3Config, Qwen3MoeConfig
+    from transformers import CohereConfig, GPT2Config, LlamaConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig
 
     size: dict[str, Any] = {
         "vocab_size": VOCAB,
@@ -33,6 +33,11 @@ def tiny_config(arch: str = "qwen3", *, tie: bool = True) -> Any:
         return GPT2Config(
             vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=2, n_positions=256, bos_token_id=1, eos_token_id=2
         )
+    if arch == "qwen3_next":  # linear attention in the first layer, full attention in the second
+        linear = {f"linear_num_{kind}_heads": 2 for kind in ("key", "value")}
+        sizes = {f"linear_{kind}_head_dim": 16 for kind in ("key", "value")}
+        kinds = {"layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": [0, 1]}
+        return Qwen3NextConfig(**size, **linear, **sizes, **kinds)
     if arch == "qwen3_moe":
         moe: dict[str, Any] = {
             "num_experts": 4,

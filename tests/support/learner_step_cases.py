@@ -110,6 +110,17 @@ def layouts(rank: int, world: int, folder: Path) -> dict[str, Any]:
     return results
 
 
+def linear_attention(rank: int, world: int, folder: Path) -> dict[int, dict[str, Tensor]]:
+    """Stage -> new weights of a model with a layer that carries a state; on stage 3 with checkpointing."""
+    results = {}
+    for stage in (0, 3):
+        spec = make_spec(folder, stage=stage, micro=2, model="qwen3_next")
+        learner = Learner(replace(spec, model=ModelConfig(gradient_checkpointing_enable=stage == 3)))
+        learner.update(share(make_batch(), [0, 1, 2, 3], rank, world), OBJECTIVE)
+        results[stage] = parameters(learner)
+    return results
+
+
 FIX = {"is_correction_enable": True, "is_correction_threshold": (0.7, 1.3)}
 LOSSES: dict[str, PolicyObjective] = {
     "gspo, icepop": PolicyObjective(
@@ -236,4 +247,5 @@ CASES: dict[str, Case] = {
     "skipping": skipping,
     "nothing_to_train": nothing_to_train,
     "accumulation": accumulation,
+    "linear_attention": linear_attention,
 }

@@ -27,7 +27,7 @@ from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import MASK, Flag, build
 from openrlhf.launcher.old_correction import translate_correction
 from openrlhf.launcher.old_names import old_name_problems
-from openrlhf.launcher.suggestions import unknown_flag
+from openrlhf.launcher.suggestions import missing_dashes, unknown_flag, unknown_key
 from openrlhf.launcher.supervised_config import (
     LoraCombinerConfig,
     ServeRMConfig,
@@ -77,17 +77,17 @@ def parse(command: Command[C], argv: Sequence[str]) -> Parsed[C]:
     for word in words:
         if word.name == PRINT_CONFIG:
             print_config = True
+            problems += [f"--{PRINT_CONFIG} takes no value, got {v!r}" for v in word.values[:1]]
         elif word.name != CONFIG:
             problems += _read_word(command, word, values)
     given = frozenset(values)
     missing = [f for f in command.flags.values() if f.required and f.path not in given]
     problems += [f"{flag.option} is required: {flag.help}" for flag in missing]
+    if not problems:
+        problems = _impossible(command, values)
     if problems:
         raise UsageError(problems)
-    try:
-        return Parsed(build(command.defaults, values), given, print_config)
-    except ValueError as error:
-        raise UsageError([str(error)]) from None
+    return Parsed(build(command.defaults, values), given, print_config)
 
 
 def wants_help(argv: Sequence[str]) -> bool:
@@ -125,6 +125,17 @@ def parse_lora_combiner(argv: Sequence[str]) -> LoraCombinerConfig:
     return parse(LORA_COMBINER, argv).config
 
 
+def _impossible(command: Command, values: Mapping[str, Any]) -> list[str]:
+    """What the sections themselves refuse, one message per value."""
+    problems: list[str] = []
+    for path, value in values.items():
+        try:
+            build(command.defaults, {path: value})
+        except ValueError as error:
+            problems.append(str(error))
+    return problems
+
+
 def _read_word(command: Command, word: Word, values: dict[str, Any]) -> list[str]:
     flag = command.flags.get(word.name)
     if flag is None:
@@ -132,7 +143,7 @@ def _read_word(command: Command, word: Word, values: dict[str, Any]) -> list[str
     try:
         values[flag.path] = flag.parse(word.values)
     except ValueError as error:
-        return [f"{flag.option} {error}"]
+        return [f"{flag.option} {error}{missing_dashes(command, word.values)}"]
     return []
 
 
@@ -148,7 +159,7 @@ def _read_file(command: Command, name: str, values: dict[str, Any]) -> list[str]
     for key, value in _flatten(content):
         flag = command.flags.get(key)
         if flag is None or flag.off:
-            problems += [f"--config {name}: {problem}" for problem in unknown_flag(command, key)]
+            problems += [f"--config {name}: {problem}" for problem in unknown_key(command, key)]
             continue
         problems += [f"--config {name}: {problem}" for problem in _read_value(flag, value, values)]
     return problems

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 
 from openrlhf.launcher.commands import Command
-from openrlhf.launcher.old_names import is_old_name
+from openrlhf.launcher.old_names import REMOVED, is_old_name, new_names
 
 ABSENT = {
     "ref.model_name_or_path": "the reference model is --actor.model_name_or_path as it was before training",
@@ -27,6 +28,8 @@ def unknown_flag(command: Command, name: str) -> list[str]:
     if name in ABSENT:
         return [f"--{name} does not exist: {ABSENT[name]}"]
     names = list(command.flags)
+    if not name:
+        return ["-- is no flag: the name is missing after the dashes"]
     if longer := [n for n in names if n.startswith(name)]:
         return [f"--{name} is not a flag, and abbreviations are not accepted; did you mean {_list(longer)}?"]
     if same := [n for n in names if n.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1].replace("-", "_")]:
@@ -36,7 +39,31 @@ def unknown_flag(command: Command, name: str) -> list[str]:
     return [f"--{name} is not a flag; {hint}"]
 
 
-def _list(names: list[str]) -> str:
-    shown = [f"--{name}" for name in names[:SHOWN]]
+def unknown_key(command: Command, key: str) -> list[str]:
+    """The messages for a key of a configuration file that is no field of `command`."""
+    if is_old_name(command, key):
+        new = new_names(command, key)
+        return [f"{key} is now {' and '.join(new)}" if new else f"{key} was removed: {REMOVED[key]}"]
+    flag = command.flags.get(key)
+    if flag is not None:
+        return [f"{key} is a form of the command line; in a file write {flag.path} = false"]
+    if within := [n for n in command.flags if n.startswith(f"{key}.")]:
+        return [f"{key} is a table and takes no value; its keys are {_list(within, dashes='')}"]
+    return unknown_flag(command, key)
+
+
+def missing_dashes(command: Command, values: Sequence[str]) -> str:
+    """A hint where one of a flag's values is the name of another flag."""
+    for value in values:
+        name = value.lstrip("-").partition("=")[0]
+        if name in command.flags:
+            return f"; {value!r} is a flag when it starts with two dashes: --{name}"
+        if value == "--":
+            return "; leave '--' out"
+    return ""
+
+
+def _list(names: Sequence[str], dashes: str = "--") -> str:
+    shown = [f"{dashes}{name}" for name in names[:SHOWN]]
     more = f" or one of {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return " or ".join(shown) + more

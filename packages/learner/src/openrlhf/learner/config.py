@@ -8,6 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+SCHEDULES = (
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
+    "cosine_with_min_lr",
+    "cosine_warmup_with_min_lr",
+)
+"""Learning-rate schedules: those that need nothing but the number of steps. reduce_lr_on_plateau and its like need a
+metric."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdamConfig:

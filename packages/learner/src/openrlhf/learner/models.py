@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from openrlhf.learner.layers import check_packing, num_experts
+from openrlhf.learner.layers import check_packing, num_experts, recurrent_layers
 from openrlhf.learner.lora import add_adapters
 from openrlhf.learner.modules import LearnerModule, disable_dropout
 from openrlhf.learner.spec import LearnerSpec, Role
@@ -49,6 +49,8 @@ def load_module(spec: LearnerSpec, ds_config: dict[str, Any], device: torch.devi
         suppressed=spec.suppressed_token_ids,
     )
     _prepare(module, spec)
+    if spec.zero3 and recurrent_layers(config):
+        gather_convolutions(module)
     if spec.trained and spec.ds.lora.rank > 0:
         add_adapters(module, spec.ds.lora)
     return module if spec.zero3 or spec.offload else module.to(device)
@@ -170,6 +172,20 @@ class _Zero3Loading(AbstractContextManager[None]):
 
 def _zero3_loading(spec: LearnerSpec, ds_config: dict[str, Any]) -> AbstractContextManager[None]:
     return _Zero3Loading(ds_config) if spec.zero3 else nullcontext()
+
+
+def gather_convolutions(module: nn.Module) -> None:
+    """Let ZeRO-3 gather the convolution of each layer with a state together with the layer.
+
+    Such layers read its weight without calling it, so the hook of the convolution itself would not gather it.
+    """
+    from deepspeed.runtime.zero import register_external_parameter
+
+    for owner in module.modules():
+        for child in owner.children():
+            if isinstance(child, nn.Conv1d):
+                for parameter in child.parameters():
+                    register_external_parameter(owner, parameter)
 
 
 def _prepare(module: LearnerModule, spec: LearnerSpec) -> None:

@@ -8,20 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from openrlhf.learner.config import OptimConfig
-
-SCHEDULES = (
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "polynomial",
-    "constant",
-    "constant_with_warmup",
-    "inverse_sqrt",
-    "cosine_with_min_lr",
-    "cosine_warmup_with_min_lr",
-)
-"""Those that need nothing but the number of steps. reduce_lr_on_plateau and its like need a metric."""
+from openrlhf.learner.config import SCHEDULES, OptimConfig
 
 WITH_MIN_LR = ("cosine_with_min_lr", "cosine_warmup_with_min_lr")
 

@@ -11,7 +11,7 @@ from openrlhf.launcher.command_line import USAGE_EXIT, usage_message
 from openrlhf.launcher.commands import TRAIN_PPO_RAY
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine, detect_machine
-from openrlhf.launcher.parsing import UsageError, parse
+from openrlhf.launcher.parsing import UsageError, parse, wants_help
 from openrlhf.launcher.plan.arithmetic import count_prompts
 from openrlhf.launcher.plan.memory import GIB, Budget
 from openrlhf.launcher.plan.report import as_json, as_text, make_plan
@@ -28,6 +28,8 @@ CPU_KV_GIB = "4"
 def main(argv: Sequence[str]) -> int:
     """Print the plan of a training command; starts nothing. Returns the exit status."""
     own, flags = split_at_dashes(argv)
+    if wants_help(flags):
+        own = ["--help"]
     options = _parser().parse_args(own)
     here = detect_machine()
     machine = Machine(gpus=here.gpus if options.gpus is None else options.gpus, nodes=options.nodes)

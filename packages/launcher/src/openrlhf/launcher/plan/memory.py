@@ -1,6 +1,7 @@
 """Memory per GPU: parameters, gradients, optimiser states, activations, log-probs, KV cache, and when each is there.
 
-Parameters, gradients and optimiser states follow DeepSpeed's ZeRO (arXiv:1910.02054, with DeepSpeed's own copies);
+Parameters, gradients and optimiser states follow DeepSpeed's ZeRO (arXiv:1910.02054, with DeepSpeed's own copies,
+`tests/launcher/test_plan_measured.py`);
 activations are an estimate (arXiv:2205.05198, for flash attention and gated MLPs), and so is what a GPU program costs
 before it holds anything.
 """
@@ -14,13 +15,17 @@ from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.plan.shape import ModelShape
 from openrlhf.launcher.rules.placement import groups, ranks
 
-GENERATION, EXPERIENCE, TRAINING = "generation", "make_experience", "training"
-PHASES = (GENERATION, EXPERIENCE, TRAINING)
+GENERATION, EXPERIENCE, TRAINING, STEP = "generation", "make_experience", "training", "optimizer_step"
+PHASES = (GENERATION, EXPERIENCE, TRAINING, STEP)
+"""training: forwards and backwards, gradients of earlier micro-batches there; optimizer_step: inside the update."""
 
 ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "float16": 2}
 
 MASTER, MOMENT = 4, 4
 """Bytes per parameter of the fp32 copy that ZeRO 1-3 steps on (in fp32 training too), and of one moment."""
+
+PERSISTENT = 10**5
+"""Elements up to which ZeRO-3 leaves a parameter whole on every rank once it was needed: DeepSpeed's own default."""
 
 LOGIT_CHUNKS = 3
 LOGIT_CHUNK_BYTES = 64 * 2**20
@@ -64,11 +69,18 @@ def memory(c: TrainPPOConfig, shapes: dict[str, ModelShape], budget: Budget) -> 
     return found
 
 
-def gradient_bytes(parameters: int, *, stage: int, itemsize: int, world: int) -> int:
-    """Gradients of one rank: sharded from stage 2 on; stage 0 in mixed precision keeps them in fp32."""
-    if stage >= 2:
-        return itemsize * math.ceil(parameters / world)
-    return (4 if stage == 0 else itemsize) * parameters
+def gradient_bytes(parameters: int, *, stage: int, itemsize: int, world: int, stepping: bool = False) -> int:
+    """Gradients of one rank between two micro-batches, or inside the optimiser step: sharded from stage 2 on.
+
+    Inside the step DeepSpeed has them in fp32 for its fp32 weights, sharded from stage 1 on. Stages 0 (in mixed
+    precision) and 3 keep the others beside them.
+    """
+    shards = world if stage >= 2 or (stage == 1 and stepping) else 1
+    own = itemsize * math.ceil(parameters / shards)
+    if not stepping or (stage == 0 and itemsize == MASTER):
+        return own
+    copy = MASTER * math.ceil(parameters / shards)
+    return copy if stage in (1, 2) else own + copy
 
 
 def optimizer_bytes(parameters: int, *, stage: int, itemsize: int, world: int, matrices: int = 0) -> int:
@@ -77,13 +89,18 @@ def optimizer_bytes(parameters: int, *, stage: int, itemsize: int, world: int, m
     Stage 0 in fp32 steps on the parameters themselves, every other combination on an fp32 copy.
     """
     moments = MOMENT * (2 * parameters - matrices)
-    master = 0 if stage == 0 and itemsize == 4 else MASTER * parameters
+    master = 0 if stage == 0 and itemsize == MASTER else MASTER * parameters
     return math.ceil((moments + master) / (world if stage >= 1 else 1))
 
 
 def parameter_bytes(parameters: int, *, stage: int, itemsize: int, world: int) -> int:
     """Parameters of one rank: sharded by stage 3 only."""
     return itemsize * (math.ceil(parameters / world) if stage == 3 else parameters)
+
+
+def persistent_bytes(shape: ModelShape, *, stage: int, itemsize: int) -> int:
+    """Parameters that stage 3 leaves whole on every rank, beside its shards, from the first forward on."""
+    return itemsize * shape.parameters_in_tensors(up_to=PERSISTENT) if stage == 3 else 0
 
 
 def rank_parameters(shape: ModelShape, tensor_parallel: int) -> int:
@@ -125,11 +142,14 @@ def _model(c: TrainPPOConfig, shape: ModelShape, group: str, role: str) -> list[
     count, world = rank_parameters(shape, tp), max(1, world // tp)
     offloaded = role in ("ref", "reward") and getattr(c, role).offload
     here = (EXPERIENCE,) if offloaded else PHASES
+    between = (EXPERIENCE,) if offloaded else (GENERATION, EXPERIENCE, TRAINING)
 
     def part(name: str, size: int, phases: tuple[str, ...]) -> Component:
         return Component(group=group, role=role, name=name, bytes=size, phases=phases)
 
     found = [part("parameters", parameter_bytes(count, stage=stage, itemsize=itemsize, world=world), here)]
+    if small := persistent_bytes(shape, stage=stage, itemsize=itemsize):
+        found.append(part("small parameters", small, between))
     tokens = tokens_per_forward(c, EXPERIENCE)
     found.append(part("activations", forward_bytes(shape, tokens, itemsize) // tp, (EXPERIENCE,)))
     if role in ("actor", "ref"):
@@ -147,14 +167,17 @@ def _training(
     stage, itemsize, tp = c.ds.zero_stage, ITEMSIZE[c.ds.param_dtype], c.ds.tensor_parallel_size
     matrices = shape.layers * shape.layer_matrices // tp if section.optim == "muon" else 0
     states = optimizer_bytes(count, stage=stage, itemsize=itemsize, world=world, matrices=matrices)
-    gradients = gradient_bytes(count, stage=stage, itemsize=itemsize, world=world)
+    gradients, stepping = (
+        gradient_bytes(count, stage=stage, itemsize=itemsize, world=world, stepping=inside) for inside in (False, True)
+    )
     tokens = tokens_per_forward(c, TRAINING)
     checkpointing = section.gradient_checkpointing_enable
     activations = activation_bytes(shape, tokens, itemsize, checkpointing=checkpointing) // tp
-    resting = (TRAINING,) if c.ds.enable_sleep else PHASES
-    parts = [("gradients", gradients, resting), ("activations", activations, (TRAINING,))]
+    resting = (TRAINING, STEP) if c.ds.enable_sleep else PHASES
+    kept = (TRAINING,) if stage < 3 or c.ds.enable_sleep else (GENERATION, EXPERIENCE, TRAINING)
+    parts = [("gradients", gradients, kept), ("activations", activations, (TRAINING,))]
     if not c.ds.adam_offload:
-        parts.append(("optimizer", states, resting))
+        parts += [("gradients in fp32", stepping, (STEP,)), ("optimizer", states, resting)]
     if role == "actor":
         parts.append(("logits", logit_bytes(tokens, shape.vocab), (TRAINING,)))
     return [Component(group=group, role=role, name=name, bytes=size, phases=phases) for name, size, phases in parts]

@@ -48,37 +48,54 @@ class ModelShape:
         return self.kv_heads * self.head_dim
 
     @property
-    def embedding_parameters(self) -> int:
-        """Token and position embeddings, and the head if it is not tied to them."""
-        return self.vocab * self.hidden * (1 if self.tied else 2) + self.positions * self.hidden
+    def embeddings(self) -> tuple[int, ...]:
+        """Sizes of the token and position embeddings, and of the head if it is not tied to them."""
+        tokens = self.vocab * self.hidden
+        return (tokens,) * (1 if self.tied else 2) + ((self.positions * self.hidden,) if self.positions else ())
+
+    @property
+    def matrices(self) -> tuple[int, ...]:
+        """Sizes of one layer's matrices; all experts of a kind are one."""
+        query, key, wide = self.hidden * self.query_size, self.hidden * self.kv_size, self.hidden * self.intermediate
+        if self.model_type == "gpt2":
+            return query + 2 * key, query, wide, wide
+        attention = (query, key, key, query)
+        if self.experts:
+            return *attention, self.hidden * self.experts, 2 * self.experts * wide, self.experts * wide
+        return *attention, wide, wide, wide
+
+    @property
+    def vectors(self) -> tuple[int, ...]:
+        """Sizes of one layer's norms and biases."""
+        if self.model_type == "gpt2":  # two layer norms with bias, biases of qkv, projection and both MLP matrices
+            return *(self.hidden,) * 4, 3 * self.hidden, self.hidden, self.intermediate, self.hidden
+        vectors: tuple[int, ...] = (self.hidden, self.hidden)
+        if self.model_type in QKV_BIAS:
+            vectors += (self.query_size, self.kv_size, self.kv_size)
+        if self.model_type in QK_NORM:
+            vectors += (self.head_dim, self.head_dim)
+        return vectors
+
+    @property
+    def final_norm(self) -> tuple[int, ...]:
+        """Sizes of the last norm's parameters."""
+        return (self.hidden,) * (2 if self.model_type == "gpt2" else 1)
 
     @property
     def layer_matrices(self) -> int:
         """Parameters of one layer's matrices."""
-        attention = self.hidden * (2 * self.query_size + 2 * self.kv_size)
-        if self.model_type == "gpt2":
-            return attention + 2 * self.hidden * self.intermediate
-        if self.experts:
-            return attention + self.hidden * self.experts * (1 + 3 * self.intermediate)
-        return attention + 3 * self.hidden * self.intermediate
-
-    @property
-    def layer_vectors(self) -> int:
-        """Parameters of one layer's norms and biases."""
-        if self.model_type == "gpt2":  # two layer norms with bias, biases of qkv, projection and both MLP matrices
-            return 4 * self.hidden + 3 * self.hidden + self.hidden + self.intermediate + self.hidden
-        vectors = 2 * self.hidden
-        if self.model_type in QKV_BIAS:
-            vectors += self.query_size + 2 * self.kv_size
-        if self.model_type in QK_NORM:
-            vectors += 2 * self.head_dim
-        return vectors
+        return sum(self.matrices)
 
     @property
     def parameters(self) -> int:
         """All parameters of the language model."""
-        final_norm = 2 * self.hidden if self.model_type == "gpt2" else self.hidden
-        return self.embedding_parameters + self.layers * (self.layer_matrices + self.layer_vectors) + final_norm
+        return self.parameters_in_tensors(up_to=None)
+
+    def parameters_in_tensors(self, *, up_to: int | None) -> int:
+        """Parameters in tensors of at most so many elements (None: in all)."""
+        layer, once = (*self.matrices, *self.vectors), (*self.embeddings, *self.final_norm)
+        inside, outside = (sum(n for n in sizes if up_to is None or n <= up_to) for sizes in (layer, once))
+        return self.layers * inside + outside
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Bytes of keys and values of one token in all layers."""

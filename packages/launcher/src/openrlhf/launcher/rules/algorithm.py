@@ -8,6 +8,7 @@ from openrlhf.core.config import DISCOUNTED_ESTIMATORS, GROUP_ESTIMATORS
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
+from openrlhf.learner.config import SCHEDULES
 
 P = TrainPPOConfig
 Found = Iterator[Violation]
@@ -119,6 +120,19 @@ def kl_loss_needs_reference(c: P, m: Machine) -> Found:
             )
 
 
+def schedules(c: P, m: Machine) -> Found:
+    """The schedules' names."""
+    for role in ("actor", "critic") if c.has_critic else ("actor",):
+        yield from schedule_name(c, f"{role}.lr_scheduler")
+
+
+def schedule_name(c: object, flag: str) -> Found:
+    """A learning-rate schedule that exists."""
+    name = value_at(c, flag)
+    if name.strip() and name not in SCHEDULES:
+        yield broken(c, flag, "there is no such schedule", f"--{flag} with one of {', '.join(SCHEDULES)}")
+
+
 def muon(c: P, m: Machine) -> Found:
     """What DeepSpeed's Muon does not do."""
     for role in ("actor", "critic") if c.has_critic else ("actor",):
@@ -153,5 +167,6 @@ RULES: tuple[Rule, ...] = (
     filtering,
     overlong,
     kl_loss_needs_reference,
+    schedules,
     muon,
 )

@@ -16,7 +16,10 @@ SUPERVISED_RULES: tuple[Rule, ...] = (
     *supervised.RULES,
     inputs.template,
     inputs.probabilities,
+    inputs.entries,
+    pipeline.attention_name,
     pipeline.packing_attention,
+    pipeline.accumulation_dtype,
     pipeline.liger_needs_gpu,
     pipeline.tensor_parallel,
     pipeline.fp16_needs_gpu,
@@ -35,7 +38,7 @@ def check_supervised_rules(config: SupervisedConfig, machine: Machine) -> list[V
 
 def check_serve_rules(config: ServeRMConfig, machine: Machine) -> list[Violation]:
     """Everything that is wrong with a resolved configuration of the reward server."""
-    return _check(config, machine, (pipeline.packing_attention, pipeline.fp16_needs_gpu))
+    return _check(config, machine, (pipeline.attention_name, pipeline.packing_attention, pipeline.fp16_needs_gpu))
 
 
 def warnings_of(config: TrainPPOConfig, machine: Machine) -> list[str]:

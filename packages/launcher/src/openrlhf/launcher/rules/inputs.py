@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.flags import values_of
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
 
@@ -16,6 +17,9 @@ REQUIRED = {
     "data.prompt_dataset": "there are no prompts",
     "vllm.num_engines": "RL training samples with at least one vLLM engine",
 }
+
+
+ROUNDING = 1e-6
 
 
 def required(c: P, m: Machine) -> Found:
@@ -56,8 +60,9 @@ def template(c: object, m: Machine) -> Found:
     text = value_at(c, "data.input_template")
     if text is None:
         return
-    if "{}" not in text:
-        yield broken(c, "data.input_template", "it has no place for the prompt", "put {} where the prompt goes")
+    if text.strip() and text.count("{}") != 1:
+        problem = "it has several places for the prompt" if "{}" in text else "it has no place for the prompt"
+        yield broken(c, "data.input_template", problem, "put {} where the prompt goes, once")
 
 
 def one_template(c: P, m: Machine) -> Found:
@@ -90,8 +95,30 @@ def probabilities(c: object, m: Machine) -> Found:
         if len(names) != len(shares):
             problem = f"{len(names)} datasets and {len(shares)} probabilities"
             yield broken(c, both, problem, "one probability per dataset, separated by commas")
-        elif not all(_is_share(share) for share in shares):
-            yield broken(c, both, "probabilities are numbers of at least 0", "such as 0.3,0.7")
+        elif not _are_shares(shares):
+            yield broken(c, both, "probabilities are numbers above 0 that add up to 1", "such as 0.3,0.7")
+
+
+def entries(c: object, m: Machine) -> Found:
+    """Lists of sources have no empty places."""
+    values = values_of(c)
+    for name in ("data.prompt_dataset", "data.dataset", "eval.dataset", "reward.remote_url"):
+        text = values.get(name)
+        if text is not None and text.strip() and not all(part.strip() for part in text.split(",")):
+            yield broken(c, name, "a place between the commas is empty", "one entry between every two commas")
+
+
+def interval(c: object, name: str, otherwise: str) -> Found:
+    """Every N steps, or -1."""
+    value = value_at(c, name)
+    if value != -1 and value < 1:
+        yield broken(c, name, f"it must be at least 1, or -1 for {otherwise}", f"--{name} 100 or --{name} -1")
+
+
+def intervals(c: P, m: Machine) -> Found:
+    """Evaluation and checkpoints happen every N steps, or never."""
+    yield from interval(c, "eval.steps", "never")
+    yield from interval(c, "ckpt.save_steps", "never")
 
 
 def evaluation(c: P, m: Machine) -> Found:
@@ -123,11 +150,12 @@ def images(c: P, m: Machine) -> Found:
         yield broken(c, f"{name} ds.use_liger_kernel", problem, "leave --ds.use_liger_kernel out")
 
 
-def _is_share(text: str) -> bool:
+def _are_shares(texts: list[str]) -> bool:
     try:
-        return float(text) >= 0
+        shares = [float(text) for text in texts]
     except ValueError:
         return False
+    return all(share > 0 for share in shares) and abs(sum(shares) - 1) <= ROUNDING
 
 
 RULES: tuple[Rule, ...] = (
@@ -139,6 +167,8 @@ RULES: tuple[Rule, ...] = (
     one_template,
     room_for_prompts,
     probabilities,
+    entries,
+    intervals,
     evaluation,
     images,
 )

@@ -10,6 +10,9 @@ from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
 from openrlhf.rollout.engine_spec import RESERVED_ENGINE_ARGS
 
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
+DTYPES = ("fp32", "bf16", "fp16")
+
 P = TrainPPOConfig
 Found = Iterator[Violation]
 
@@ -84,6 +87,28 @@ def packing_attention(c: object, m: Machine) -> Found:
         yield broken(c, "ds.packing_samples ds.attn_implementation", problem, fix)
 
 
+def attention_name(c: object, m: Machine) -> Found:
+    """Attention of transformers, or a kernel of the hub."""
+    name = value_at(c, "ds.attn_implementation")
+    if name.strip() and name not in ATTENTION and "/" not in name:
+        fix = f"--ds.attn_implementation with one of {', '.join(ATTENTION)}, or a hub kernel such as owner/name"
+        yield broken(c, "ds.attn_implementation", "there is no such attention", fix)
+
+
+def accumulation_dtype(c: object, m: Machine) -> Found:
+    """What DeepSpeed can accumulate gradients in."""
+    name = "ds.grad_accum_dtype"
+    asked, parameters = value_at(c, name), value_at(c, "ds.param_dtype")
+    if asked is None or not asked.strip():
+        return
+    if asked not in DTYPES:
+        yield broken(c, name, "there is no such dtype", f"--{name} with one of {', '.join(DTYPES)}")
+    elif value_at(c, "ds.zero_stage") == 0 and asked != parameters:
+        problem = "without ZeRO, DeepSpeed accumulates in the dtype of the parameters"
+        fix = f"--ds.zero_stage 1 or more, or leave --{name} out"
+        yield broken(c, f"{name} ds.param_dtype ds.zero_stage", problem, fix)
+
+
 def liger_needs_gpu(c: object, m: Machine) -> Found:
     """Liger's kernels are GPU kernels."""
     if value_at(c, "ds.use_liger_kernel") and not m.gpus:
@@ -133,7 +158,9 @@ RULES: tuple[Rule, ...] = (
     engine_sleep,
     determinism,
     transfer,
+    attention_name,
     packing_attention,
+    accumulation_dtype,
     liger_needs_gpu,
     tensor_parallel,
     fp16_needs_gpu,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from openrlhf.launcher.config import TrainPPOConfig
@@ -149,7 +150,8 @@ def enough_samples(c: P, m: Machine) -> Found:
 
 def _nearest(total: int, asked: int) -> list[int]:
     """The divisors of `total` nearest to `asked`: one below or equal, one above."""
-    divisors = [n for n in range(1, total + 1) if total % n == 0]
+    small = [n for n in range(1, math.isqrt(total) + 1) if total % n == 0]
+    divisors = sorted({*small, *(total // n for n in small)})
     below = [n for n in divisors if n <= asked][-1:]
     above = [n for n in divisors if n > asked][:1]
     return below + above

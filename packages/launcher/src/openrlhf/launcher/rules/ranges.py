@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -28,7 +29,7 @@ AT_LEAST: Mapping[str, float] = {
         train.max_tokens_per_gpu train.num_episodes train.max_steps train.async_queue_size train.max_skipped_steps
         data.max_len data.max_samples eval.n_samples_per_prompt logger.logging_steps vllm.num_engines
         vllm.tensor_parallel_size vllm.sync_bucket_mb ds.tensor_parallel_size ds.ring_attn_size
-        ds.ring_attn_head_stride ds.zpg algo.kl.horizon batch_size
+        ds.ring_attn_head_stride ds.zpg algo.kl.horizon batch_size ckpt.max_num
         """,
     ),
     **_table(
@@ -41,7 +42,7 @@ AT_LEAST: Mapping[str, float] = {
         train.seed ds.lora.rank model.nll_loss_coef eval.temperature actor.lr_warmup_ratio critic.lr_warmup_ratio
         lr_warmup_ratio actor.min_lr_ratio critic.min_lr_ratio min_lr_ratio algo.advantage.gamma
         algo.advantage.lambd rollout.min_p train.ema_beta rollout.max_failed_fraction ds.zero_stage
-        model.label_smoothing port
+        model.label_smoothing port actor.muon.momentum critic.muon.momentum muon.momentum
         """,
     ),
     **_table(-1, "critic.freezing_steps rollout.top_k"),
@@ -70,7 +71,31 @@ AT_MOST: Mapping[str, float] = {
     **_table(3, "ds.zero_stage"),
     **_table(0.5, "model.label_smoothing"),
     **_table(65535, "port"),
+    **_table(2**32 - 1, "train.seed"),
+    **_table(
+        2**16,
+        """
+        actor.num_nodes actor.num_gpus_per_node critic.num_nodes critic.num_gpus_per_node ref.num_nodes
+        ref.num_gpus_per_node reward.num_nodes reward.num_gpus_per_node vllm.num_engines vllm.tensor_parallel_size
+        ds.tensor_parallel_size ds.zpg
+        """,
+    ),
 }
+
+LESS_THAN: Mapping[str, float] = _table(1, "actor.muon.momentum critic.muon.momentum muon.momentum")
+
+LARGEST = 2**63 - 1
+"""Of whole numbers without a bound of their own: what an int64 holds."""
+
+ENDLESS = frozenset(
+    {"ckpt.max_mem", "reward.clip_range", "algo.dynamic_filtering_range", "algo.advantage.is_correction_threshold"}
+)
+"""Numbers for which infinity has a meaning: no bound."""
+
+MAY_BE_EMPTY = frozenset({"ref.model_name_or_path", "ckpt.best_metric_key"})
+"""Texts for which nothing has a meaning."""
+
+BETAS = ("actor.adam.betas", "critic.adam.betas", "adam.betas")
 
 ORDERED = ("algo.advantage.is_correction_threshold",)
 """Two values, low <= high."""
@@ -85,6 +110,12 @@ def ranges(config: object, machine: Machine) -> Iterator[Violation]:
     yield from _outside(config, values, AT_LEAST, "at least", operator.ge)
     yield from _outside(config, values, MORE_THAN, "more than", operator.gt)
     yield from _outside(config, values, AT_MOST, "at most", operator.le)
+    yield from _outside(config, values, LESS_THAN, "less than", operator.lt)
+    for name, value in values.items():
+        yield from _senseless(config, name, value)
+    for name in BETAS:
+        if not all(0 <= beta < 1 for beta in values.get(name, ())):
+            yield broken(config, name, "a decay rate lies in [0, 1)", f"--{name} 0.9 0.95")
     for name in (*ORDERED, *RISING):
         if name in values:
             low, high = values[name]
@@ -93,10 +124,28 @@ def ranges(config: object, machine: Machine) -> Iterator[Violation]:
 
 
 def within(config: C) -> C:
-    """The configuration with too small numbers raised to the bound, so that the other rules can be asked at once."""
-    values = values_of(config)
-    low = {name: bound for name, bound in AT_LEAST.items() if values.get(name) is not None and values[name] < bound}
-    return build(config, {name: type(values[name])(bound) for name, bound in low.items()})
+    """The configuration with numbers moved to the bounds that they break, so that the other rules can be asked at once.
+
+    No number is infinite or too large to compute with.
+    """
+    changed: dict[str, Any] = {}
+    for name, value in values_of(config).items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            low, high = AT_LEAST.get(name, -LARGEST), AT_MOST.get(name, LARGEST)
+            if name not in ENDLESS and not low <= value <= high:
+                changed[name] = type(value)(min(max(value, low), high))
+    return build(config, changed)
+
+
+def _senseless(config: object, name: str, value: Any) -> Iterator[Violation]:
+    """Values that no flag of their type takes, but for the exceptions in the tables."""
+    numbers = [v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, int | float)]
+    if name not in ENDLESS and any(math.isinf(v) for v in numbers if isinstance(v, float)):
+        yield broken(config, name, "it must be finite", f"--{name} with a finite number")
+    if name not in AT_MOST and any(abs(v) > LARGEST for v in numbers if isinstance(v, int)):
+        yield broken(config, name, "no number is that large", f"--{name} with a value of at most {LARGEST}")
+    if isinstance(value, str) and not value.strip() and name not in MAY_BE_EMPTY:
+        yield broken(config, name, "it is empty", f"give a value, or leave --{name} out")
 
 
 def _outside(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.rules.algorithm import muon_limits
+from openrlhf.launcher.rules.algorithm import muon_limits, schedule_name
+from openrlhf.launcher.rules.inputs import interval
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
 from openrlhf.launcher.supervised_config import (
     SftDataConfig,
@@ -85,10 +86,8 @@ def margin(c: SupervisedConfig, m: Machine) -> Found:
 
 def intervals(c: SupervisedConfig, m: Machine) -> Found:
     """Every N steps, or -1."""
-    for name, otherwise in (("eval.steps", "after every epoch"), ("ckpt.save_steps", "never")):
-        value = value_at(c, name)
-        if value != -1 and value < 1:
-            yield broken(c, name, f"it must be at least 1, or -1 for {otherwise}", f"--{name} 100 or --{name} -1")
+    yield from interval(c, "eval.steps", "after every epoch")
+    yield from interval(c, "ckpt.save_steps", "never")
     if c.eval.dataset is None and c.eval.steps != -1 and not isinstance(c, TrainRMConfig):
         yield broken(c, "eval.steps eval.dataset", "there is nothing to evaluate on", "add --eval.dataset")
 
@@ -129,6 +128,11 @@ def four_bit(c: SupervisedConfig, m: Machine) -> Found:
         yield broken(c, "ds.load_in_4bit ds.zero_stage", problem, "--ds.zero_stage 2")
 
 
+def schedule(c: SupervisedConfig, m: Machine) -> Found:
+    """The schedule's name."""
+    yield from schedule_name(c, "lr_scheduler")
+
+
 def muon(c: SupervisedConfig, m: Machine) -> Found:
     """What DeepSpeed's Muon does not do."""
     yield from muon_limits(c, "")
@@ -145,5 +149,6 @@ RULES: tuple[Rule, ...] = (
     ipo_smoothing,
     adapters,
     four_bit,
+    schedule,
     muon,
 )

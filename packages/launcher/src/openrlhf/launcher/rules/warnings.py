@@ -9,6 +9,9 @@ from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.rules.placement import ranks
 from openrlhf.launcher.rules.violation import setting, value_at
 
+SEARCHED = 100_000
+"""Distance up to which a divisor is looked for."""
+
 P = TrainPPOConfig
 Warnings = Iterator[str]
 
@@ -64,9 +67,10 @@ def batch_arithmetic(c: P, m: Machine) -> Warnings:
     if samples < batch:
         yield f"{made} = {samples} samples are fewer than --train.batch_size {batch}: one optimiser step of {samples}"
     elif samples % batch:
+        even = _nearest_divisor(samples, batch)
         yield (
             f"{made} = {samples} samples and --train.batch_size {batch}: the last optimiser step of a rollout batch has"
-            f" {samples % batch}; even steps: --train.batch_size {_nearest_divisor(samples, batch)}"
+            f" {samples % batch}{f'; even steps: --train.batch_size {even}' if even else ''}"
         )
     parallel = max(1, ranks(c, "actor") // c.ds.tensor_parallel_size)
     step = c.train.micro_batch_size * parallel
@@ -114,8 +118,13 @@ def sleep_of_offloaded(c: P, m: Machine) -> Warnings:
         yield "--ds.enable_sleep with --ds.adam_offload: the optimiser states are in host memory already"
 
 
-def _nearest_divisor(total: int, asked: int) -> int:
-    return min((n for n in range(1, total + 1) if total % n == 0), key=lambda n: abs(n - asked))
+def _nearest_divisor(total: int, asked: int) -> int | None:
+    """The divisor of `total` nearest to `asked`; None where there is none for a long way."""
+    for distance in range(min(asked, SEARCHED)):
+        for near in (asked - distance, asked + distance):
+            if total % near == 0:
+                return near
+    return None
 
 
 WARNINGS: tuple[Callable[[P, Machine], Warnings], ...] = (
