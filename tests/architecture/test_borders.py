@@ -49,6 +49,7 @@ ALLOWED = {
 HOMES = {
     "vllm": {
         "openrlhf.rollout.engine",
+        "openrlhf.rollout.vllm_sampling",
         "openrlhf.rollout.weights.gloo_engine",  # the receiver, and the plugin that makes it known to vLLM
         "openrlhf.rollout.weights.plugin",
         "openrlhf.rollout.weights.cuda_sender",
