@@ -50,7 +50,7 @@ def test_wrong_answers_are_wrong() -> None:
 @pytest.mark.ranks
 @pytest.mark.timeout(900)
 def test_sft_then_reward_model_then_dpo(tmp_path: Path) -> None:
-    sizes = stages.Sizes(sft=60, reward_model=250, dpo=10, held_out=64)
+    sizes = stages.Sizes(sft=60, reward_model=600, dpo=10, held_out=64)
     found = pipeline.pipeline(stages.Places(tmp_path), sizes, seed=1, with_rl=False)
     assert [m.stage for m in found] == ["sft", "reward_model", "dpo"]
     assert [m for m in found if not m.ok] == []
