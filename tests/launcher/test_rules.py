@@ -11,6 +11,7 @@ from openrlhf.launcher.parsing import parse_train_ppo
 from openrlhf.launcher.resolve import resolve
 from openrlhf.launcher.rules import Violation, check_rules, warnings_of
 from openrlhf.launcher.rules.check import RL_RULES
+from openrlhf.launcher.rules.ranges import within
 from openrlhf.launcher.rules.warnings import WARNINGS
 
 GPUS = Machine(gpus=8, nodes=None)
@@ -299,6 +300,18 @@ def test_rule_of_a_cpu(line: str, flag: str, words: str) -> None:
     assert flag in dict(violation.flags)
     assert words in str(violation)
     assert broken(line) == []
+
+
+OWN_TESTS = {"required", "one_reward_model", "liger_needs_gpu", "fp16_needs_gpu"}
+"""Rules that no line of the table can break: they are about what is missing, or about a CPU."""
+
+
+def test_every_rule_is_broken_by_a_line_of_the_table() -> None:
+    broken_rules: set[str] = set()
+    for line, *_ in CASES:
+        config, _ = resolve(parse_train_ppo(shlex.split(f"{BASE} {line}")), GPUS)
+        broken_rules |= {rule.__name__ for rule in RL_RULES if list(rule(within(config), GPUS))}
+    assert {rule.__name__ for rule in RL_RULES} - broken_rules == OWN_TESTS
 
 
 def test_what_a_run_cannot_do_without() -> None:

@@ -14,8 +14,9 @@ import pytest
 
 pytest.importorskip("submitit")
 
+from support.example_scripts import SCRIPTS, one_step, write_inputs
 from support.mini_slurm import MiniSlurm
-from support.slurm_runs import Desk, left_over, scancel, until
+from support.slurm_runs import BIN, Desk, left_over, scancel, until
 from support.stack_runs import make_workspace
 from support.tiny_models import tiny_qwen3
 
@@ -52,6 +53,26 @@ def test_ranks_and_engines_on_two_nodes(cluster: MiniSlurm, desk: Desk, tmp_path
     assert [row["step"] for row in rows] == [1, 2]
     assert max(row["rollout/sync_error"] for row in rows) < 1e-4
     assert json.loads((workspace.path / "model_out" / "config.json").read_text())["model_type"] == "qwen3"
+    assert left_over(cluster, job) == []
+
+
+def test_the_example_script_trains_a_step(
+    cluster: MiniSlurm, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = SCRIPTS / "train_ppo_ray_slurm.sh"
+    places = write_inputs(tmp_path) | {"MODEL": tiny_qwen3(tmp_path / "tiny")}
+    for name, value in (places | {"PATH": f"{BIN}:{os.environ['PATH']}"}).items():
+        monkeypatch.setenv(name, value)
+    less = ["--gpus-per-node=0", "--cpus-per-task=4", "--mem=0", "--time=20", f"--output={tmp_path}/job.out"]
+    spread = ["--vllm.num_engines", "2"]
+    command = ["sbatch", "--parsable", *less, str(script), *one_step(script), *spread]
+    job = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    state = desk.end(job)
+    log = (tmp_path / "job.out").read_text()
+    print(log)
+    assert state.state == "COMPLETED"
+    assert "done: 1 steps, 1 optimiser steps" in log
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "qwen3"
     assert left_over(cluster, job) == []
 
 

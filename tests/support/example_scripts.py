@@ -1,0 +1,51 @@
+"""The example scripts of RL training in numbers that fit a tiny model on a CPU, for one optimiser step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
+SMALL = {
+    "data.max_len": 256,
+    "rollout.max_new_tokens": 8,
+    "rollout.batch_size": 4,
+    "rollout.n_samples_per_prompt": 4,
+    "rollout.micro_batch_size": 4,
+    "rollout.vllm_generate_batch_size": 8,
+    "train.batch_size": 4,
+    "train.micro_batch_size": 4,
+    "train.max_tokens_per_gpu": 1024,
+    "reward.overlong_buffer_len": 4,
+    "actor.num_gpus_per_node": 1,
+    "ref.num_gpus_per_node": 1,
+    "critic.num_gpus_per_node": 1,
+    "reward.num_gpus_per_node": 1,
+    "vllm.num_engines": 1,
+    "vllm.tensor_parallel_size": 1,
+}
+"""In place of a script's own values, where it has the flag."""
+
+UNEQUAL_REWARDS = """
+def reward_func(queries, prompts, labels):
+    return {"rewards": [float(i % 2) for i in range(len(queries))]}
+"""
+
+
+def one_step(script: Path) -> list[str]:
+    """Flags to be given to the script after its own."""
+    text = script.read_text(encoding="utf-8")
+    small = [word for flag, value in SMALL.items() if f"--{flag} " in text for word in (f"--{flag}", str(value))]
+    if "--algo.dynamic_filtering_enable" in text:  # a random model gets the same score every time
+        small += ["--algo.dynamic_filtering_range", "-1", "2"]
+    return [*small, "--train.max_steps", "1", "--vllm.num_engines", "1"]
+
+
+def write_inputs(folder: Path) -> dict[str, str]:
+    """A reward function, prompts for text models, and a place for the result: the variables of a script."""
+    rows = [{"prompt": f"{i} + 1?", "label": str(i + 1)} for i in range(8)]
+    rows = [row | {"context_messages": [{"role": "user", "content": row["prompt"]}]} for row in rows]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "reward.py").write_text(UNEQUAL_REWARDS)
+    names = {"REWARD": "reward.py", "PROMPTS": "prompts.jsonl", "OUTPUT": "out"}
+    return {variable: str(folder / name) for variable, name in names.items()}
