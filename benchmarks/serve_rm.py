@@ -1,9 +1,11 @@
 """Requests per second of the reward server: one client after the other against 64 at once.
 
-    python benchmarks/serve_rm.py [--requests 2000] [--clients 64]
+    python benchmarks/serve_rm.py [--requests 2000] [--clients 64] [--hidden-size 64] [--layers 2] [--words 0]
 
 Starts `openrlhf.cli.serve_rm` with a small random model on a free port. Also checks that every request gets its own
-reward. The clients write HTTP by hand, so that the figures are the server's.
+reward. The clients write HTTP by hand, so that the figures are the server's. Batching pays as long as one request does
+not fill the device: on a CPU core that takes a tiny model and short texts, on a GPU most models and texts are like
+that. `--hidden-size 256 --layers 4 --words 7` is a case where one text fills a core.
 """
 
 from __future__ import annotations
@@ -21,8 +23,6 @@ from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.launcher_reward_model import tiny_reward_model
-
-MODEL = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8}
 
 
 class Client:
@@ -64,10 +64,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--hidden-size", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--words", type=int, default=0, help="filler words per text, about 8 tokens each")
     options = parser.parse_args()
-    texts = [f"question {i % 50}: " + "because " * (i % 7 + 4) for i in range(options.requests)]
+    texts = [f"question {i % 50}: {'?' * (i % 7)}" + " because" * options.words for i in range(options.requests)]
+    heads = options.hidden_size // 32
+    sizes = {"hidden_size": options.hidden_size, "num_hidden_layers": options.layers}
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": heads}
     with tempfile.TemporaryDirectory() as folder:
-        model = tiny_reward_model(Path(folder) / "m", statistics=None, **MODEL)
+        model = tiny_reward_model(Path(folder) / "m", statistics=None, **sizes)
         command = [sys.executable, "-m", "openrlhf.cli.serve_rm", "--reward.model_name_or_path", model, "--port", "0"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
