@@ -68,6 +68,9 @@ def test_dual_clip(advantage: float, ratio: float, objective: float, slope: floa
 
 
 def test_asymmetric_clip_overrides_the_symmetric_one() -> None:
+    symmetric = PolicyLossConfig(eps_clip=0.1)
+    assert mean(one_token(1.5, 1, symmetric)[0]) == pytest.approx(-1.1)
+    assert mean(one_token(0.5, -1, symmetric)[0]) == pytest.approx(0.9)
     config = PolicyLossConfig(eps_clip=0.01, eps_clip_low_high=(0.2, 0.28))
     assert mean(one_token(1.5, 1, config)[0]) == pytest.approx(-1.28)
     assert mean(one_token(0.5, -1, config)[0]) == pytest.approx(0.8)

@@ -140,9 +140,8 @@ def test_every_flag_has_a_row() -> None:
 
 
 CALLED = {
-    "actor.eps_clip": "1.5, 1.2",  # the ratio, and where the default clips it
-    "actor.lr_warmup_ratio": "warmup_steps",
-    "critic.lr_warmup_ratio": "warmup_steps",
+    "actor.lr_warmup_ratio": "warmup=",
+    "critic.lr_warmup_ratio": "warmup=",
     "critic.save_value_network": "critic_export",
     "algo.dynamic_filtering_range": "score_range",
     "rollout.n_samples_per_prompt": "n_samples",

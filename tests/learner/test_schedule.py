@@ -31,9 +31,10 @@ def test_linear_decay_is_half_after_half_of_the_optimiser_steps() -> None:
 def test_cosine_reaches_its_minimum_after_the_last_update_and_only_falls() -> None:
     # B110: 10 samples, 4 per step, 3 epochs: 7 whole updates
     steps = 10 * 3 // 4
-    seen = rates("cosine_with_min_lr", steps, warmup=0.2)
+    seen = rates("cosine_with_min_lr", steps, warmup=0.2, min_ratio=0.25)
     assert steps == 7
-    assert seen[-1] == pytest.approx(0.1)
+    assert seen[:3] == pytest.approx([0.0, 0.5, 1.0])
+    assert seen[-1] == pytest.approx(0.25)
     after = seen[warmup_steps(steps, 0.2) :]
     assert after == sorted(after, reverse=True)
 
