@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from openrlhf.launcher.commands import COMMANDS, Command
+from openrlhf.launcher.command_line import prepare
+from openrlhf.launcher.commands import COMMANDS, LORA_COMBINER, Command
 from openrlhf.launcher.flags import build, values_of
 from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.parsing import UsageError
 from openrlhf.launcher.rules.ranges import (
     AT_LEAST,
     AT_MOST,
@@ -84,6 +86,15 @@ def test_pairs_are_ordered(name: str) -> None:
 def test_decay_rates(name: str, betas: tuple[float, float]) -> None:
     assert refused(name, betas) == [name]
     assert refused(name, (0.0, 0.999)) == []
+
+
+def test_lists_of_texts_have_no_empty_places() -> None:
+    assert refused("ds.lora.target_modules", ("q_proj", "")) == ["ds.lora.target_modules"]
+
+
+def test_commands_without_rules_between_flags_have_ranges() -> None:
+    with pytest.raises(UsageError, match="--lora_path '': it is empty"):
+        prepare(LORA_COMBINER, ["--model_path", "a", "--lora_path", "", "--output_path", "c"], GPUS)
 
 
 def holds(name: str, base: type) -> bool:

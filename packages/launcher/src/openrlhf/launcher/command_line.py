@@ -13,7 +13,14 @@ from openrlhf.launcher.help_text import help_text
 from openrlhf.launcher.machine import Machine, detect_machine, running_ray
 from openrlhf.launcher.parsing import UsageError, parse, wants_help
 from openrlhf.launcher.resolve import resolve, resolve_serve_rm, resolve_supervised
-from openrlhf.launcher.rules import Violation, check_rules, check_serve_rules, check_supervised_rules, warnings_of
+from openrlhf.launcher.rules import (
+    Violation,
+    check_ranges,
+    check_rules,
+    check_serve_rules,
+    check_supervised_rules,
+    warnings_of,
+)
 from openrlhf.launcher.saved import config_toml, keep_run_name
 from openrlhf.launcher.unsupported import unsupported
 
@@ -45,7 +52,7 @@ def check_config(command: Command, asked: Any, machine: Machine) -> tuple[Any, l
     if command is SERVE_RM:
         config, notes = resolve_serve_rm(asked, machine)
         return config, check_serve_rules(config, machine), notes
-    return asked, [], []
+    return asked, check_ranges(asked, machine), []
 
 
 def run_command(command: Command, argv: Sequence[str] | None, start: Callable[[Any], int]) -> int:

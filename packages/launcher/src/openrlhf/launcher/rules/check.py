@@ -41,6 +41,11 @@ def check_serve_rules(config: ServeRMConfig, machine: Machine) -> list[Violation
     return _check(config, machine, (pipeline.attention_name, pipeline.packing_attention, pipeline.fp16_needs_gpu))
 
 
+def check_ranges(config: object, machine: Machine) -> list[Violation]:
+    """Everything that is wrong with single values, for commands without rules between flags."""
+    return list(ranges(config, machine))
+
+
 def warnings_of(config: TrainPPOConfig, machine: Machine) -> list[str]:
     """What is allowed and probably not meant."""
     return [text for warning in WARNINGS for text in warning(config, machine)]

@@ -139,12 +139,13 @@ def within(config: C) -> C:
 
 def _senseless(config: object, name: str, value: Any) -> Iterator[Violation]:
     """Values that no flag of their type takes, but for the exceptions in the tables."""
-    numbers = [v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, int | float)]
+    parts = value if isinstance(value, tuple) else (value,)
+    numbers = [part for part in parts if isinstance(part, int | float)]
     if name not in ENDLESS and any(math.isinf(v) for v in numbers if isinstance(v, float)):
         yield broken(config, name, "it must be finite", f"--{name} with a finite number")
     if name not in AT_MOST and any(abs(v) > LARGEST for v in numbers if isinstance(v, int)):
         yield broken(config, name, "no number is that large", f"--{name} with a value of at most {LARGEST}")
-    if isinstance(value, str) and not value.strip() and name not in MAY_BE_EMPTY:
+    if name not in MAY_BE_EMPTY and any(isinstance(part, str) and not part.strip() for part in parts):
         yield broken(config, name, "it is empty", f"give a value, or leave --{name} out")
 
 
