@@ -84,6 +84,9 @@ def test_dynamic_batches_imply_packing() -> None:
     assert config.ds.packing_samples
     assert config.rollout.max_tokens_per_gpu == 4096
     assert notes[0] == "--train.dynamic_batch_enable switches --ds.packing_samples on"
+    config, _ = resolved(GPUS, "--train.dynamic_batch_enable", "--data.max_images_per_prompt", "1")
+    assert not config.ds.packing_samples
+    assert config.rollout.max_tokens_per_gpu == config.train.max_tokens_per_gpu
 
 
 def test_where_a_critic_starts() -> None:

@@ -190,12 +190,11 @@ CASES = [
         f"{RLOO} --data.max_images_per_prompt 1",
     ),
     (
-        f"{RLOO} --data.max_images_per_prompt 1 --train.dynamic_batch_enable",
-        "train.dynamic_batch_enable",
+        f"{RLOO} --data.max_images_per_prompt 1 --ds.packing_samples",
+        "ds.packing_samples",
         "places of their images",
-        "",
+        f"{RLOO} --data.max_images_per_prompt 1 --train.dynamic_batch_enable",
     ),
-    (f"{RLOO} --data.max_images_per_prompt 1 --ds.packing_samples", "ds.packing_samples", "places", ""),
     (f"{RLOO} --data.max_images_per_prompt 1 --ds.use_liger_kernel", "ds.use_liger_kernel", "no images", ""),
     (
         f"{RLOO} --data.max_images_per_prompt 1 --reward.model_name_or_path R",

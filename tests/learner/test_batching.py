@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openrlhf.learner.batching import fixed_micro_batches, partition_by_cost, sample_cost, token_micro_batches
+from openrlhf.learner.batching import (
+    fixed_micro_batches,
+    padded_micro_batches,
+    partition_by_cost,
+    sample_cost,
+    token_micro_batches,
+)
 
 
 def log_normal_lengths(count: int, seed: int = 0) -> list[int]:
@@ -86,3 +92,15 @@ def test_token_plan_covers_each_sample_once_within_the_budget(lengths: list[int]
     assert sorted(i for rows in plan for i in rows) == list(range(len(lengths)))
     assert all(len(rows) == 1 or sum(lengths[i] for i in rows) <= budget for rows in plan)
     assert all(plan)
+
+
+def test_padding_counts_against_the_budget_of_padded_rows() -> None:
+    assert padded_micro_batches([4, 10, 5, 3, 30, 9], 20) == [[4], [1, 5], [0, 2, 3]]
+    assert padded_micro_batches([], 20) == []
+
+
+@given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 100))
+def test_padded_rows_keep_to_the_budget_and_none_is_lost(lengths: list[int], budget: int) -> None:
+    plan = padded_micro_batches(lengths, budget)
+    assert sorted(row for rows in plan for row in rows) == list(range(len(lengths)))
+    assert all(len(rows) == 1 or len(rows) * max(lengths[row] for row in rows) <= budget for rows in plan)

@@ -21,8 +21,9 @@ from support.vision_models import FAMILIES, vision_model
 
 CPU = torch.device("cpu")
 SUPPRESSED = (3, 4, 5, 6)
-# Of the largest gradient. Layers of linear attention work in chunks whose borders move with the padding: more rounding.
-TOLERANCE = {"qwen3_5": 1e-5}
+# Of the largest gradient. Layers of linear attention work in chunks whose borders move with the padding: more rounding;
+# so has a sum over many tiles.
+TOLERANCE = {"qwen3_5": 1e-5, "internvl": 2e-6}
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,9 @@ def test_frozen_encoder_is_neither_trained_nor_sent(models: Path, family: str) -
     assert not any("vis" in name or "projector" in name for name in sent)
     assert any("vis" in name for name in everything - sent)
     trained = gradients(module, [image_batch(family)])
-    assert all("language_model" in name or "lm_head" in name for name in trained)
+    text = ("language_model", "text_model", "lm_head")
+    assert trained
+    assert all(any(part in name for part in text) for name in trained)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))

@@ -22,6 +22,9 @@ WITHOUT = [1, 4, 6]
 EVEN = [0, 1, 2, 3]
 SUPPRESSED = (3, 4, 5, 6)
 
+BUDGET = 40
+"""Tokens of a micro-batch in the layouts with `dynamic` in their name."""
+
 # name -> (stage, micro_batch_size, rows of rank 0 when there are two ranks)
 LAYOUTS: dict[str, tuple[int, int, list[int]]] = {
     "stage2": (2, 8, EVEN),
@@ -32,6 +35,8 @@ LAYOUTS: dict[str, tuple[int, int, list[int]]] = {
     "stage3-checkpointing-rank0-without": (3, 8, WITHOUT),
     "stage2-rank0-idle": (2, 3, []),
     "stage3-rank0-idle": (3, 3, []),
+    "stage2-dynamic": (2, 1, EVEN),
+    "stage3-dynamic-rank0-without": (3, 1, WITHOUT),
     "stage2-frozen": (2, 2, WITHOUT),
     "stage3-frozen": (3, 2, WITHOUT),
 }
@@ -55,6 +60,7 @@ def vision_spec(folder: Path, family: str, name: str, stage: int, micro: int) ->
     spec = make_spec(folder, model=family, stage=stage, micro=micro, suppressed_token_ids=SUPPRESSED[:3])
     return replace(
         spec,
+        batch=replace(spec.batch, dynamic_batch_enable="dynamic" in name, max_tokens_per_gpu=BUDGET),
         score_micro_batch_size=min(micro, 3),
         freeze_visual_encoder="frozen" in name,
         model=ModelConfig(gradient_checkpointing_enable="checkpointing" in name),

@@ -17,15 +17,20 @@ MIXED = ((0, 1), (), (2,), (4,))
 def image(family: str, number: int) -> tuple[list[int], dict[str, Tensor]]:
     """Tokens and random pixels of one image; the numbers have different sizes where the family knows sizes."""
     generator = torch.Generator().manual_seed(number)
-    if family == "llava":
-        return [3] * 4, {"pixel_values": torch.randn(1, 3, 28, 28, generator=generator)}
-    rows, columns = GRIDS[number % len(GRIDS)]
-    width = 1176 if family == "qwen2_5_vl" else 384
-    pixels = torch.randn(rows * columns, width, generator=generator)
-    return [5] * (rows * columns // 4), {
-        "pixel_values": pixels,
-        "image_grid_thw": torch.tensor([[1, rows, columns]]),
-    }
+    if family.startswith("qwen"):
+        rows, columns = GRIDS[number % len(GRIDS)]
+        width = 1176 if family == "qwen2_5_vl" else 384
+        pixels = torch.randn(rows * columns, width, generator=generator)
+        grid = torch.tensor([[1, rows, columns]])
+        return [5] * (rows * columns // 4), {"pixel_values": pixels, "image_grid_thw": grid}
+    token, side = {"llava": (3, 28), "internvl": (5, 56), "smolvlm": (3, 32)}[family]
+    tiles = 1 if family == "llava" else 1 + number % 3
+    pixels = torch.randn(tiles, 3, side, side, generator=generator)
+    tensors = {"pixel_values": pixels}
+    if family == "smolvlm":
+        mask = torch.ones(tiles, 1, side, side, dtype=torch.bool)
+        tensors = {"pixel_values": pixels[:, None], "pixel_attention_mask": mask}
+    return [token] * (4 * tiles), tensors
 
 
 def image_batch(family: str, images: Sequence[Sequence[int]] = MIXED) -> Batch:
@@ -35,7 +40,7 @@ def image_batch(family: str, images: Sequence[Sequence[int]] = MIXED) -> Batch:
         prompt, parts = [40 + row], []
         for number in numbers:
             tokens, inputs = image(family, number)
-            prompt += [*([] if family == "llava" else [3]), *tokens, 50 + number]
+            prompt += [30, *tokens, 50 + number]
             parts.append(inputs)
         samples.append(([*prompt, 60, 61], [70 + row * 5 + i for i in range(3 + row % 4)]))
         tensors.append({k: torch.cat([p[k] for p in parts]) for k in parts[0]} if parts else None)

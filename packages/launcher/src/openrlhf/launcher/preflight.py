@@ -114,6 +114,11 @@ def check_vision(config: TrainPPOConfig, model: str) -> VisionModel | None:
             f"--ds.attn_implementation {config.ds.attn_implementation!r}: {model!r} has linear attention layers, which "
             "its kernels do not know; use --ds.attn_implementation eager (or sdpa)"
         )
+    if vision.bidirectional and config.data.max_images_per_prompt > 0:
+        raise ValueError(
+            f"--data.max_images_per_prompt {config.data.max_images_per_prompt}: in {model!r} the tokens of an image "
+            "see each other in both directions, which is not supported; train on text alone (0), or another family"
+        )
     return vision
 
 

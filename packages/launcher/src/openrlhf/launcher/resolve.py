@@ -142,7 +142,7 @@ def _engine_dtype(c: P, m: Machine) -> Iterator[Change]:
 def _packing(c: P, m: Machine) -> Iterator[Change]:
     if not c.train.dynamic_batch_enable:
         return
-    if not c.ds.packing_samples:
+    if not c.ds.packing_samples and c.data.max_images_per_prompt <= 0:  # a packed row loses the places of its images
         yield Change("ds.packing_samples", True, "--train.dynamic_batch_enable switches --ds.packing_samples on")
     if c.rollout.max_tokens_per_gpu is None:
         yield Change("rollout.max_tokens_per_gpu", c.train.max_tokens_per_gpu)

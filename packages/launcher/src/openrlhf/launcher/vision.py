@@ -20,13 +20,22 @@ NOT_IMAGES = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_id
 """What a processor returns beside the model's inputs for the image."""
 
 
+BIDIRECTIONAL = ("gemma3", "paligemma")
+"""Model types whose image tokens see each other in both directions, besides those whose configuration says so."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class VisionModel:
-    """A model with a vision encoder. suppressed: token ids that stand for images and must not be sampled."""
+    """A model with a vision encoder.
+
+    suppressed: token ids that stand for images and must not be sampled. bidirectional: whether the tokens of an image
+    see each other in both directions.
+    """
 
     path: str
     suppressed: tuple[int, ...]
     linear_attention: bool
+    bidirectional: bool
 
 
 def find_vision(path: str) -> VisionModel | None:
@@ -36,8 +45,14 @@ def find_vision(path: str) -> VisionModel | None:
     config = AutoConfig.from_pretrained(path)
     if getattr(config, "vision_config", None) is None:
         return None
-    layers = getattr(config.get_text_config(), "layer_types", None) or ()
-    return VisionModel(path=path, suppressed=image_token_ids(config), linear_attention="linear_attention" in layers)
+    text = config.get_text_config()
+    return VisionModel(
+        path=path,
+        suppressed=image_token_ids(config),
+        linear_attention="linear_attention" in (getattr(text, "layer_types", None) or ()),
+        bidirectional=config.model_type in BIDIRECTIONAL
+        or getattr(text, "use_bidirectional_attention", None) == "vision",
+    )
 
 
 def image_token_ids(config: Any) -> tuple[int, ...]:
@@ -78,7 +93,10 @@ class ImageProcessor:
 
     def tensors(self, image: bytes) -> dict[str, Tensor]:
         """The model's inputs for one image, to be joined with those of others along the first dimension."""
-        return {name: value for name, value in self._run(image).items() if name not in NOT_IMAGES}
+        found = {name: value for name, value in self._run(image).items() if name not in NOT_IMAGES}
+        if "pixel_attention_mask" in found:  # Idefics3, SmolVLM: [1, tiles, ...], padded to the prompt with most tiles
+            found = {name: value.transpose(0, 1) for name, value in found.items()}
+        return found
 
     def _run(self, image: bytes) -> dict[str, Any]:
         picture = decode_image(image)

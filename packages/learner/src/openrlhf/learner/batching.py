@@ -43,6 +43,23 @@ def fixed_micro_batches(lengths: Sequence[int], size: int) -> list[list[int]]:
     return [sorted(order[i : i + size]) for i in range(0, len(lengths), size)]
 
 
+def padded_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Micro-batches of rows that are padded to their longest: at most `max_tokens` tokens each, padding included.
+
+    Sorted by length, every micro-batch takes rows as long as they fit. A sample longer than the budget is a micro-batch
+    of its own.
+    """
+    plan: list[list[int]] = []
+    width = 0
+    for number in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if plan and (len(plan[-1]) + 1) * width <= max_tokens:
+            plan[-1].append(number)
+        else:
+            plan.append([number])
+            width = lengths[number]
+    return [sorted(rows) for rows in plan]
+
+
 def token_micro_batches(
     lengths: Sequence[int], max_tokens: int, *, hidden_size: int, min_count: int = 1
 ) -> list[list[int]]:

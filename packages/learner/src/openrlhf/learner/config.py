@@ -149,7 +149,8 @@ class TrainBatchConfig:
     batch_size: int = 128
     """Samples per optimiser step, over all ranks."""
     dynamic_batch_enable: bool = False
-    """Fill forward passes by token count instead of sample count; implies --ds.packing_samples."""
+    """Fill forward passes by token count instead of sample count; implies --ds.packing_samples, except
+    where prompts have images: their rows are padded."""
     max_tokens_per_gpu: int = 16192
     """Token budget of a forward pass with --train.dynamic_batch_enable."""
     seed: int = 42

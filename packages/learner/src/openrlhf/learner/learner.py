@@ -17,7 +17,7 @@ from torch import Tensor
 
 from openrlhf.core.batch import Batch
 from openrlhf.learner import checkpoint, sleep, weights
-from openrlhf.learner.batching import fixed_micro_batches, token_micro_batches
+from openrlhf.learner.batching import fixed_micro_batches, padded_micro_batches, token_micro_batches
 from openrlhf.learner.collective import Collective
 from openrlhf.learner.ema import MovingAverage
 from openrlhf.learner.engine import TrainingEngine, build_engine
@@ -224,15 +224,18 @@ class Learner:
 
     def _update_plan(self, batch: Batch, rows_per_unit: int) -> list[list[int]]:
         """Micro-batches in which rows that belong together stay together; their sizes count units."""
-        units = batch.lengths.view(batch.size // rows_per_unit, rows_per_unit).sum(-1).tolist()
-        plan = self._plan(units, self.spec.batch.micro_batch_size, None)
+        rows = batch.lengths.view(batch.size // rows_per_unit, rows_per_unit)
+        tokens = rows.sum(-1) if self.spec.packed else rows.amax(-1) * rows_per_unit
+        plan = self._plan(tokens.tolist(), self.spec.batch.micro_batch_size, None)
         return [[unit * rows_per_unit + row for unit in part for row in range(rows_per_unit)] for part in plan]
 
     def _plan(self, lengths: list[int], size: int, max_tokens: int | None) -> list[list[int]]:
-        if self.spec.batch.dynamic_batch_enable:
-            budget = max_tokens or self.spec.batch.max_tokens_per_gpu
-            return token_micro_batches(lengths, budget, hidden_size=self.hidden_size)
-        return fixed_micro_batches(lengths, size)
+        if not self.spec.batch.dynamic_batch_enable:
+            return fixed_micro_batches(lengths, size)
+        budget = max_tokens or self.spec.batch.max_tokens_per_gpu
+        if not self.spec.packed:
+            return padded_micro_batches(lengths, budget)
+        return token_micro_batches(lengths, budget, hidden_size=self.hidden_size)
 
     # -- weights
 

@@ -196,8 +196,9 @@ def _prepare(module: LearnerModule, spec: LearnerSpec) -> None:
         return
     module.train()
     if spec.freeze_visual_encoder:
-        for name, parameter in module.named_parameters():
-            parameter.requires_grad_("language_model" in name or "lm_head" in name)
+        module.requires_grad_(False)
+        module.model.get_decoder().requires_grad_(True)
+        module.model.get_output_embeddings().requires_grad_(True)
     if spec.model.gradient_checkpointing_enable:
         reentrant = spec.model.gradient_checkpointing_reentrant
         module.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})

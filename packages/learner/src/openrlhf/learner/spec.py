@@ -30,7 +30,7 @@ class LearnerSpec:
     max_optimizer_steps: horizon of the learning-rate schedule.
     score_micro_batch_size, score_max_tokens: samples, or with dynamic batching tokens, per forward pass of `score`.
     aux_loss_coef: coefficient of the mixture-of-experts balance loss; 0 does not compute it.
-    freeze_visual_encoder: train only parameters whose name has `language_model` or `lm_head` in it.
+    freeze_visual_encoder: train only the language model and its head.
     suppressed_token_ids: tokens that sampling never gives (those that stand for images); they have no probability here
     either.
     offload: keep a frozen model in host memory between calls.
@@ -90,8 +90,8 @@ class LearnerSpec:
 
     @property
     def packed(self) -> bool:
-        """Dynamic batching implies packing."""
-        return self.ds.packing_samples or self.batch.dynamic_batch_enable
+        """Whether the samples of a micro-batch share one row; else each has its own, padded to the longest."""
+        return self.ds.packing_samples
 
     @property
     def tensor_parallel(self) -> bool:

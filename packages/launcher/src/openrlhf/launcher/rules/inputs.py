@@ -139,9 +139,8 @@ def images(c: P, m: Machine) -> Found:
         fix = "--algo.advantage.estimator reinforce_baseline, rloo or group_norm"
         yield broken(c, f"{name} algo.advantage.estimator", "the critic reads no images", fix)
     if c.ds.packing_samples:
-        cause = "train.dynamic_batch_enable" if c.train.dynamic_batch_enable else "ds.packing_samples"
         problem = "packed samples lose the places of their images"
-        yield broken(c, f"{name} {cause}", problem, f"leave --{cause} out")
+        yield broken(c, f"{name} ds.packing_samples", problem, "leave --ds.packing_samples out")
     if c.reward.model_name_or_path is not None:
         fix = "leave it out and use --reward.remote_url or --train.agent_func_path"
         yield broken(c, f"{name} reward.model_name_or_path", "a reward model in the cluster reads no images", fix)
