@@ -1,6 +1,6 @@
 """Vision-language models on both sides: a real engine samples with images, the learner's module scores the same.
 
-One process holds an engine per family. Nothing of Ray or DeepSpeed is needed for the numbers.
+Every family has an engine of its own. Nothing of Ray or DeepSpeed is needed for the numbers.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.weights.sender import WeightSender
 from openrlhf.rollout.weights.wire import TensorSpec, plan_buckets
 from support.rollout_engine import EngineHost
-from support.vision_models import FAMILIES, tiny_vision
+from support.vision_models import EACH_PROCESSOR, tiny_vision
 
 pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(1500)]
 
-EACH = pytest.mark.parametrize("family", list(FAMILIES))
 TEMPERATURE = 0.7
 BUCKET = 200_000
 WHOLE = TensorParallel(1, torch.device("cpu"))
@@ -109,7 +108,7 @@ class Side:
             tokenizer=self.tokenizer,
             n_samples=2,
             sampling=SamplingParams(temperature=TEMPERATURE),
-            max_length=256,
+            max_length=512,
             max_new_tokens=12,
             image_reader=self.reader,
             timeout=600.0,
@@ -132,7 +131,7 @@ class Side:
             samples,
             indices=range(len(samples)),
             rewards=[0.0] * len(samples),
-            max_len=256,
+            max_len=512,
             image_processor=self.reader,
         )
         inputs = build_inputs(batch, batch.action_mask, packed=False)
@@ -161,37 +160,31 @@ class Side:
         return sender
 
 
-@pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Side]]:
-    folder = tmp_path_factory.mktemp("vision")
-    paths = {family: tiny_vision(family, folder / family, seed=3) for family in FAMILIES}
-    specs = []
-    for family, path in paths.items():
-        vision = find_vision(path)
-        assert vision is not None
-        specs.append(
-            EngineSpec(
-                model=path,
-                name=family,
-                dtype="bfloat16" if family in HALF else "float32",
-                max_model_len=256,
-                max_images_per_prompt=3,
-                suppressed_token_ids=vision.suppressed,
-                engine_args={"num_gpu_blocks_override": 128},  # 4096 tokens: four engines share a machine
-            )
-        )
-    host = EngineHost(specs)
-    yield {family: Side(host, family, path) for family, path in paths.items()}
+@pytest.fixture(scope="module", params=EACH_PROCESSOR)
+def side(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
+    family = request.param
+    path = tiny_vision(family, tmp_path_factory.mktemp(family), seed=3)
+    vision = find_vision(path)
+    assert vision is not None
+    spec = EngineSpec(
+        model=path,
+        name=family,
+        dtype="bfloat16" if family in HALF else "float32",
+        max_model_len=512,
+        max_images_per_prompt=3,
+        suppressed_token_ids=vision.suppressed,
+        engine_args={"num_gpu_blocks_override": 128},  # 4096 tokens
+    )
+    host = EngineHost([spec])
+    yield Side(host, family, path)
     host.close()
 
 
-@EACH
-def test_engine_and_trainer_agree_before_and_after_pushes(sides: dict[str, Side], family: str, tmp_path: Path) -> None:
-    side = sides[family]
+def test_engine_and_trainer_agree_before_and_after_pushes(side: Side, tmp_path: Path) -> None:
     groups = ((RED,), (RED, BLUE), (BLUE,), ())
     samples = side.sample(*groups)
     before = side.difference(samples)
-    side.module = side.load(tiny_vision(family, tmp_path / "new", seed=9))
+    side.module = side.load(tiny_vision(side.family, tmp_path / "new", seed=9))
     sender = side.connect(1)
     whole = side.push(sender)
     after = side.difference(side.sample(*groups))
@@ -203,14 +196,14 @@ def test_engine_and_trainer_agree_before_and_after_pushes(sides: dict[str, Side]
     side.module = frozen
     part = side.push(sender, skip_frozen=True)
     last = side.difference(side.sample(*groups))
-    print(f"{family}: {before:.2e} before, {after:.2e} after a push, {last:.2e} after one of {part} of {whole} bytes")
-    assert max(before, after, last) < TOLERANCE.get(family, 1e-4)
+    print(
+        f"{side.family}: {before:.2e} before, {after:.2e} after a push, {last:.2e} after one of {part} of {whole} bytes"
+    )
+    assert max(before, after, last) < TOLERANCE.get(side.family, 1e-4)
     assert part < whole
 
 
-@EACH
-def test_image_tokens_are_never_sampled(sides: dict[str, Side], family: str) -> None:
-    side = sides[family]
+def test_image_tokens_are_never_sampled(side: Side) -> None:
     samples = side.sample(*[(RED,)] * 8)
     sampled = {t for s in samples for t, own in zip(s.token_ids, s.trainable, strict=True) if own}
     assert sampled
@@ -234,11 +227,9 @@ class Shows:
         return {"rewards": 1.0, "environment_feedback": feedback, "environment_images": shown, "done": done}
 
 
-@EACH
-def test_pictures_of_an_environment_reach_both_sides(sides: dict[str, Side], family: str) -> None:
-    side = sides[family]
+def test_pictures_of_an_environment_reach_both_sides(side: Side) -> None:
     agent = type("Agent", (Shows,), {"feedback": "\n" + side.prompt(1)})
     samples = side.sample((RED,), (RED, BLUE), executor=MultiTurnAgentExecutor(agent))
     assert [len(t.turns) for t in samples] == [2] * 4
     assert [len(t.images) for t in samples] == [2, 2, 3, 3]
-    assert side.difference(samples) < TOLERANCE.get(family, 1e-4)
+    assert side.difference(samples) < TOLERANCE.get(side.family, 1e-4)

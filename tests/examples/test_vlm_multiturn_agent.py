@@ -13,7 +13,7 @@ from openrlhf.agents.agent_file import load_executor
 from openrlhf.agents.testing import run_episode
 from openrlhf.launcher.data.images import read_image
 from openrlhf.rollout.images import decode_image
-from support.vision_models import IMAGE, qwen_tokenizer
+from support.vision_qwen import IMAGE, qwen_tokenizer
 
 AGENT = Path(__file__).parents[2] / "examples" / "python" / "vlm_multiturn_agent.py"
 PROMPT = f"<|im_start|>user\n<|vision_start|>{IMAGE}<|vision_end|>colour?<|im_end|>\n<|im_start|>assistant\n"

@@ -18,7 +18,8 @@ from openrlhf.launcher.data.images import inline_images, read_image
 from openrlhf.launcher.data.prompts import PromptDataset, load_prompts
 from openrlhf.rollout.images import decode_image
 from support.launcher_tokenizer import byte_tokenizer
-from support.vision_models import LLAVA_TEMPLATE, QWEN_TEMPLATE
+from support.vision_qwen import QWEN_TEMPLATE
+from support.vision_towers import LLAVA_TEMPLATE
 
 TOKEN = "<|image_pad|>"
 

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from support.vision_models import END, tiny_vision
+from support.vision_models import tiny_vision
+from support.vision_parts import END
 
 COLOURS = {
     "red": (220, 30, 30),
