@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from openrlhf.launcher.ray.cluster import Cluster
     from openrlhf.launcher.trainer.loop import RunSummary
 
-log = logging.getLogger(__name__)
-
 
 def train_ppo(config: TrainPPOConfig) -> int:
     """Run RL training. Returns the process' exit code: 0, or 1 with one clear message for a user's mistake."""
