@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.timeout(3600)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
 PROMPTS, SAMPLES, STEPS = 12, 8, 60
+FROZEN_STEPS = 80
+"""Fewer weights learn more slowly: after 60 steps some seeds are close to the limit."""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,8 @@ def run(parts: list[str], folder: Path) -> list[float]:
 
 @pytest.mark.parametrize("freeze", [False, True])
 def test_colour_naming_improves(namer: str, tmp_path: Path, freeze: bool) -> None:
-    rows, held_out = write_rows(tmp_path / "data", PROMPTS * STEPS, 1), write_rows(tmp_path / "data", 60, 2)
+    steps = FROZEN_STEPS if freeze else STEPS
+    rows, held_out = write_rows(tmp_path / "data", PROMPTS * steps, 1), write_rows(tmp_path / "data", 60, 2)
     (tmp_path / "reward.py").write_text(REWARD)
     before = accuracy(namer, held_out)
     source: dict[str, object] = {"reward.remote_url": tmp_path / "reward.py", "data.max_images_per_prompt": 1}
