@@ -16,6 +16,7 @@ from support.vision_models import EACH_PROCESSOR, image_file, tiny_vision
 pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.timeout(1500)]
 
 BF16 = {"qwen3_5"}  # vLLM 0.32 on CPU: "CPU GDN attention requires BF16"
+DYNAMIC = {"internvl": ("--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "256")}
 STEPS, PROMPTS, SAMPLES = 2, 4, 4
 SYNC_ERROR = "rollout/sync_error"
 
@@ -41,7 +42,7 @@ def write_rows(folder: Path, *, images: bool) -> Path:
     return file
 
 
-def run(model: str, folder: Path, *, max_images: int, rows: Path, dtype: str, returncode: int = 0) -> str:
+def run(model: str, folder: Path, *switches: str, max_images: int, rows: Path, dtype: str, returncode: int = 0) -> str:
     (folder / "reward.py").write_text(REWARD)
     flags: dict[str, object] = {
         "actor.model_name_or_path": model,
@@ -70,7 +71,7 @@ def run(model: str, folder: Path, *, max_images: int, rows: Path, dtype: str, re
         "ckpt.output_dir": folder / "model",
     }
     pairs = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-    parts = [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *pairs, "--data.apply_chat_template"]
+    parts = [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *pairs, "--data.apply_chat_template", *switches]
     done = subprocess.run(parts, capture_output=True, text=True, timeout=1200, check=False, cwd=folder)
     assert done.returncode == returncode, done.stdout[-6000:] + done.stderr[-6000:]
     return done.stdout + done.stderr
@@ -89,7 +90,8 @@ def moved(model: str, exported: Path) -> dict[str, float]:
 def test_family_trains_end_to_end(family: str, tmp_path: Path) -> None:
     model = tiny_vision(family, tmp_path / "tiny")
     dtype = "bf16" if family in BF16 else "fp32"
-    run(model, tmp_path, max_images=2, rows=write_rows(tmp_path, images=True), dtype=dtype)
+    rows = write_rows(tmp_path, images=True)
+    run(model, tmp_path, *DYNAMIC.get(family, ()), max_images=2, rows=rows, dtype=dtype)
     events = report.read_events(tmp_path / "tensorboard")
     errors = [p.value for p in report.require(events, SYNC_ERROR)]
     print(f"{family}: {len(report.require(events, report.REWARD))} steps, sync errors {errors}")
