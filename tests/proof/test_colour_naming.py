@@ -18,8 +18,9 @@ pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.timeout(3600)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
 PROMPTS, SAMPLES, STEPS = 12, 8, 60
-FROZEN_STEPS = 80
-"""Fewer weights learn more slowly: after 60 steps some seeds are close to the limit."""
+FROZEN_STEPS = 180
+FROZEN = ("--actor.freeze_visual_encoder", "--actor.adam.lr", "7e-4")
+"""Fewer weights learn more slowly, and at the rate of all weights the reward swings."""
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +75,7 @@ def test_colour_naming_improves(namer: str, tmp_path: Path, freeze: bool) -> Non
     (tmp_path / "reward.py").write_text(REWARD)
     before = accuracy(namer, held_out)
     source: dict[str, object] = {"reward.remote_url": tmp_path / "reward.py", "data.max_images_per_prompt": 1}
-    switches = ["--actor.freeze_visual_encoder"] if freeze else []
-    rewards = run(command(namer, rows, tmp_path, source, *switches), tmp_path)
+    rewards = run(command(namer, rows, tmp_path, source, *(FROZEN if freeze else ())), tmp_path)
     after = accuracy(str(tmp_path / "model"), held_out)
     print(f"frozen {freeze}: {before:.3f} -> {after:.3f}; reward {[round(r, 3) for r in rewards[::6]]}")
     assert before <= 0.45
