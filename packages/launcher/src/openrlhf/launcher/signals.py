@@ -34,7 +34,6 @@ class StoppedAfterSave(Exception):  # noqa: N818  not an error: the run goes on 
         then = "a checkpoint was written; resume with --ckpt.load_enable"
         otherwise = "--ckpt.disable_ds left the checkpoint out, a restart begins anew"
         super().__init__(f"stopped after step {step}; {then if resumable else otherwise}")
-        self.step = step
 
 
 _received: signal.Signals | None = None
