@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,54 @@ def test_group_with_one_survivor_is_dropped() -> None:  # B064
     run.run()
     assert run.trained() == ["h1", "h1"]
     assert run.sink.steps[0]["rollout/dropped_groups"] == 1
+
+
+@pytest.mark.parametrize("pipeline", [{}, {"train.async_enable": True}])
+def test_n15_every_failed_sample_is_counted_by_kind_whatever_becomes_of_its_group(pipeline: dict[str, Any]) -> None:
+    """Of 8 prompts x 3: group 1 fails wholly, group 3 has one survivor, group 6 is filtered out, group 7 is trained."""
+    failures = {
+        (1, 0): "reward: boom",
+        (1, 1): "timeout: slow",
+        (1, 2): "reward: boom",
+        (3, 1): "agent: boom",
+        (3, 2): "agent: other",
+        (6, 0): "engine: gone",
+        (7, 0): "timeout: slow",
+    }
+
+    def score(item: PromptItem, sample: int) -> SampleInfo:
+        failure = failures.get((item.position, sample))
+        if failure is not None:
+            return replace(FAILED, failure=failure)
+        return GOOD if item.position == 6 else half_right(item, sample)
+
+    flags = {
+        "rollout.n_samples_per_prompt": 3,
+        "rollout.max_failed_fraction": 0.9,
+        "algo.dynamic_filtering_enable": True,
+    }
+    run = fake_run(8, score=score, **flags, **pipeline)
+    run.run()
+    names = ["", "_reward", "_timeout", "_agent", "_engine"]
+    counted = {n: sum(step[f"rollout/failed_samples{n}"] for step in run.sink.steps) for n in names}
+    assert counted == {"": 7.0, "_reward": 2.0, "_timeout": 2.0, "_agent": 2.0, "_engine": 1.0}
+    assert sum(step["rollout/dropped_groups"] for step in run.sink.steps) == 2
+
+
+def test_n15_samples_that_a_reward_model_fails_after_sampling_are_counted_too() -> None:
+    """Colocated: the batch was complete without them; the group that they leave too small counts as dropped."""
+    flags = {
+        "reward.remote_url": None,
+        "reward.model_name_or_path": "rm",
+        "train.colocate_all": True,
+        "rollout.max_failed_fraction": 0.9,
+    }
+    learner = FakeLearner(rewards=lambda sample: math.nan if sample.index == 1 else 1.0)
+    run = fake_run(2, score=unscored, learner=learner, **flags)
+    run.run()
+    (step,) = run.sink.steps
+    assert step["rollout/failed_samples"] == step["rollout/failed_samples_reward"] == 1.0
+    assert step["rollout/dropped_groups"] == 1.0
 
 
 def test_too_many_failures_end_the_run_with_the_first_text() -> None:  # B067

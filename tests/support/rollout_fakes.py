@@ -65,6 +65,7 @@ class FakeSample:
     reward: float | None = None
     failed: bool = False
     failure: str = ""
+    failure_kind: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ running until a batch of accepted groups is full.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -15,7 +16,10 @@ from openrlhf.rollout.pacing import Pacing
 
 
 class SampleLike(Protocol):
-    """What filtering needs of a sample. score falls back to reward where it is None; 0.0 is a score."""
+    """What filtering needs of a sample. score falls back to reward where it is None; 0.0 is a score.
+
+    failure: why it failed. failure_kind: the border that it failed at, such as agent, reward, engine or timeout.
+    """
 
     @property
     def reward(self) -> float | None: ...
@@ -25,6 +29,8 @@ class SampleLike(Protocol):
     def failed(self) -> bool: ...
     @property
     def failure(self) -> str: ...
+    @property
+    def failure_kind(self) -> str: ...
 
 
 class GroupLike(Protocol):
@@ -66,13 +72,15 @@ class GroupRules:
 
 @dataclass(kw_only=True)
 class GroupStats:
-    """What happened to the groups that finished for one batch."""
+    """What happened to the groups that finished for one batch. failures: failed samples by kind, whatever became of
+    their groups."""
 
     accepted: int = 0
     rejected: int = 0
     dropped: int = 0
     samples: int = 0
     failed_samples: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
     first_failure: str = ""
     mean_scores: list[float] = field(default_factory=list)
 
@@ -259,6 +267,7 @@ class GroupRunner(Generic[P, G]):
         for sample in group.samples:
             if sample.failed:
                 stats.failed_samples += 1
+                stats.failures[sample.failure_kind] += 1
                 stats.first_failure = stats.first_failure or sample.failure
         score = group_score(group)
         if score is not None:

@@ -23,6 +23,15 @@ def mean_metrics(rows: Iterable[Mapping[str, float | None]]) -> dict[str, float]
     return finite(means)
 
 
+def sum_metrics(*parts: Mapping[str, float]) -> dict[str, float]:
+    """All metrics of the parts; what several of them counted is added up."""
+    total: dict[str, float] = {}
+    for part in parts:
+        for key, value in part.items():
+            total[key] = total.get(key, 0.0) + value
+    return total
+
+
 def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers among the metrics, as plain floats: what a chart can show and JSON can hold."""
     return {

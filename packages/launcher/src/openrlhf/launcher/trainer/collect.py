@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +17,9 @@ from openrlhf.rollout.groups import GroupRules, GroupRunner, GroupStats, Rollout
 from openrlhf.rollout.pacing import Pacing
 
 log = logging.getLogger(__name__)
+
+FAILURE_KINDS = ("agent", "reward", "engine", "timeout")
+"""Borders that a sample can fail at; each has its count among the metrics of every step."""
 
 RunGroup = Callable[[PromptItem], Awaitable[Group]]
 
@@ -73,6 +77,19 @@ def group_rules(config: TrainPPOConfig) -> GroupRules:
     )
 
 
+def failure_metrics(failures: Mapping[str, int]) -> dict[str, float]:
+    """The number of failed samples, in all and by kind."""
+    counts = dict.fromkeys(FAILURE_KINDS, 0) | dict(failures)
+    by_kind = {f"rollout/failed_samples_{kind}": float(count) for kind, count in counts.items()}
+    return {"rollout/failed_samples": float(sum(counts.values()))} | by_kind
+
+
+def late_failures(sampled: Sequence[Group], rewarded: Sequence[Group]) -> dict[str, float]:
+    """`failure_metrics` of the samples that a reward model failed after their batch was complete."""
+    pairs = ((s, r) for a, b in zip(sampled, rewarded, strict=True) for s, r in zip(a.samples, b.samples, strict=True))
+    return failure_metrics(Counter(r.failure_kind for s, r in pairs if r.failed and not s.failed))
+
+
 class Collector:
     """Draws prompts until a rollout batch is full, episode by episode. pacing: how far ahead of training it may go."""
 
@@ -86,6 +103,7 @@ class Collector:
         self._pacing = pacing
         self._runner: GroupRunner[PromptItem, Group] | None = None
         self._seen = GroupStats()
+        self._failures: Counter[str] = Counter()  # since the last batch
 
     def start(self) -> None:
         """Begin the run at the first prompt."""
@@ -150,7 +168,8 @@ class Collector:
             yield from items
 
     def _metrics(self, batch: RolloutBatch[Group]) -> dict[str, float]:
-        metrics = {"rollout/dropped_groups": float(batch.stats.dropped)}
+        failures, self._failures = self._failures, Counter()
+        metrics = {"rollout/dropped_groups": float(batch.stats.dropped)} | failure_metrics(failures)
         if self._config.algo.dynamic_filtering_enable:
             metrics["train/dynamic_filtering_pass_rate"] = 100.0 * batch.stats.pass_rate
         return metrics
@@ -160,15 +179,18 @@ class Collector:
         for name in ("accepted", "rejected", "dropped", "samples", "failed_samples"):
             setattr(seen, name, getattr(seen, name) + getattr(stats, name))
         seen.mean_scores.extend(stats.mean_scores)
+        self._failures.update(stats.failures)
 
     def _explain_nothing(self, batch: RolloutBatch[Group]) -> None:
         stats = batch.stats
         if stats.rejected or stats.dropped:
             log.warning(
                 "the episode ended without another rollout batch: %d groups were outside "
-                "--algo.dynamic_filtering_range %s, %d had too few samples left; group mean scores:\n%s",
+                "--algo.dynamic_filtering_range %s, %d had too few samples left, %d samples failed; "
+                "group mean scores:\n%s",
                 stats.rejected,
                 self._config.algo.dynamic_filtering_range,
                 stats.dropped,
+                stats.failed_samples,
                 score_histogram(stats.mean_scores),
             )

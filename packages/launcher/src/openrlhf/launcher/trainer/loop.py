@@ -18,9 +18,10 @@ from openrlhf.core.kl import make_kl_controller
 from openrlhf.core.rewards import RunningRewardNorm
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.logging.sinks import GeneratedSample
+from openrlhf.launcher.logging.values import sum_metrics
 from openrlhf.launcher.signals import StoppedAfterSave
 from openrlhf.launcher.trainer.checkpoints import Checkpoints
-from openrlhf.launcher.trainer.collect import Collected, PromptSource, Untrained
+from openrlhf.launcher.trainer.collect import Collected, PromptSource, Untrained, late_failures
 from openrlhf.launcher.trainer.evaluation import evaluation_metrics
 from openrlhf.launcher.trainer.model_rewards import add_rewards, reward_stream
 from openrlhf.launcher.trainer.pipeline import make_pipeline
@@ -186,14 +187,16 @@ class Trainer:
     async def _train_on(self, collected: Collected, phases: dict[str, float]) -> None:
         began = self.parts.clock() - phases["timing/generation"]
         with self._timed(phases, "make_experience"):
-            shaped = await self._shape(collected.groups)
+            groups = await self._rewarded(collected.groups)
+            shaped = self._shape(groups)
             mini_batches = cut_mini_batches(
                 shaped.samples,
                 batch_size=self.config.train.batch_size,
                 seed=self.config.train.seed,
                 step=self.state.step,
             )
-            metrics = shaped.metrics | collected.metrics | staleness(collected.groups, self.state.version)
+            metrics = sum_metrics(shaped.metrics, collected.metrics, late_failures(collected.groups, groups))
+            metrics |= staleness(collected.groups, self.state.version)
             if mini_batches:
                 metrics |= await self.parts.learner.prepare(mini_batches, kl_coef=self.kl.value)
         self.state.step += 1
@@ -221,10 +224,10 @@ class Trainer:
             samples = await self.parts.rollout.read_samples(collected.groups[0], LOGGED_SAMPLES)
             self.parts.sink.log_samples(self.state.step, samples)
 
-    async def _shape(self, groups: list[Group]) -> ShapedBatch:
+    def _shape(self, groups: list[Group]) -> ShapedBatch:
         config = self.config
         return shape_groups(
-            await self._rewarded(groups),
+            groups,
             estimator=config.algo.advantage.estimator,
             shaping=config.reward,
             max_response_len=config.rollout.max_new_tokens or config.data.max_len,

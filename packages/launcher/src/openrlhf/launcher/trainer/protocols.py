@@ -16,7 +16,10 @@ from openrlhf.launcher.logging.sinks import GeneratedSample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleInfo:
-    """The scalars of one finished sample; the tokens stay behind the group's handle."""
+    """The scalars of one finished sample; the tokens stay behind the group's handle.
+
+    failure: "border: message" of a failed sample, with the traceback.
+    """
 
     reward: float | None
     score: float | None
@@ -31,6 +34,11 @@ class SampleInfo:
     max_version: int = -1
     clipped: bool = False  # reached data.max_len
     extra_logs: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def failure_kind(self) -> str:
+        """The border that the sample failed at: agent, reward, engine or timeout; "" where it did not fail."""
+        return self.failure.partition(":")[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -78,13 +78,13 @@ def _reward(sample: SampleInfo) -> float:
 
 
 def sample_metrics(groups: Sequence[Group], raw: Sequence[float], shaped: Sequence[float]) -> dict[str, float]:
-    """Statistics of one rollout batch, under the names that dashboards know."""
+    """Statistics of one rollout batch, under the names that dashboards know.
+
+    Failed samples are counted where batches are made, with those whose groups are in none.
+    """
     every = [s for g in groups for s in g.samples]
     alive = [s for s in every if not s.failed]
-    metrics = {
-        "rollout/num_samples": float(len(every)),
-        "rollout/failed_samples": float(len(every) - len(alive)),
-    }
+    metrics = {"rollout/num_samples": float(len(every))}
     if not alive:
         return metrics
     values = torch.tensor(list(raw), dtype=torch.float64)
