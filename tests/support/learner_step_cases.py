@@ -15,6 +15,7 @@ from openrlhf.learner.config import AdamConfig, DsConfig, ModelConfig, OptimConf
 from openrlhf.learner.learner import Learner, NonFiniteStepError
 from openrlhf.learner.objective import PolicyObjective, ValueObjective
 from openrlhf.learner.spec import LearnerSpec, Role
+from support.adam_step import check_first_step
 from support.learner_models import make_batch
 from support.learner_ranks import Case
 
@@ -111,14 +112,24 @@ def layouts(rank: int, world: int, folder: Path) -> dict[str, Any]:
     return results
 
 
-def linear_attention(rank: int, world: int, folder: Path) -> dict[int, dict[str, Tensor]]:
-    """Stage -> new weights of a model with a layer that carries a state; on stage 3 with checkpointing."""
+def check_adam_step(got: dict[str, Tensor], want: dict[str, Any]) -> None:
+    """New weights against those of a step with metrics, gradients and weights, taken by a learner of `make_spec`."""
+    optim, (norm, count) = make_spec(Path()).optim, want["metrics"]["grad_norm"]
+    assert optim is not None
+    check_first_step(
+        got, want["weights"], want["gradients"], adam=optim.adam, grad_norm=norm / count, max_norm=optim.max_norm
+    )
+
+
+def linear_attention(rank: int, world: int, folder: Path) -> dict[int, dict[str, Any]]:
+    """Stage -> a step of a model with a layer that carries a state; on stage 3 with checkpointing."""
     results = {}
     for stage in (0, 3):
         spec = make_spec(folder, stage=stage, micro=2, model="qwen3_next")
         learner = Learner(replace(spec, model=ModelConfig(gradient_checkpointing_enable=stage == 3)))
-        learner.update(share(make_batch(), [0, 1, 2, 3], rank, world), OBJECTIVE)
-        results[stage] = parameters(learner)
+        gradients = capture_gradients(learner)
+        metrics = learner.update(share(make_batch(), [0, 1, 2, 3], rank, world), OBJECTIVE)
+        results[stage] = {"metrics": metrics, "gradients": gradients, "weights": parameters(learner)}
     return results
 
 
