@@ -124,10 +124,8 @@ def test_hanging_calls_are_killed_and_later_ones_are_served(reward_file):  # B13
         for kind in ("spin", "sleep", "regex"):
             await pool.start()
             pids.add(pool._processes[0].pid)
-            started = time.monotonic()
             with pytest.raises(RewardTimeoutError, match=r"longer than --reward.timeout 0.4 s"):
                 await score(pool, [kind])
-            assert time.monotonic() - started < 5.0
         for _ in range(20):
             assert (await score(pool, ["fine"])).rewards == [0.5]
         pids.add(pool._processes[0].pid)
@@ -221,22 +219,23 @@ def test_labels_arrive_unchanged(reward_file):
     assert result.extra_logs == [{"n": 3.0}] * 3
 
 
-def test_several_processes_work_side_by_side(reward_file):
-    source = """
-        import time
+def test_several_processes_work_side_by_side(reward_file, tmp_path):
+    # each call ends only when the other one runs, too
+    source = f"""
+        import pathlib, time
         def reward_func(queries, prompts, labels):
-            time.sleep(0.5)
+            folder = pathlib.Path({str(tmp_path)!r})
+            (folder / labels[0]).touch()
+            while not ((folder / "a").exists() and (folder / "b").exists()):
+                time.sleep(0.01)
             return [1.0]
     """
     code = check_reward_file(reward_file(source), run=False)
 
     async def body(pool):
-        await asyncio.gather(*(process.start() for process in pool._processes))
-        started = time.monotonic()
-        await asyncio.gather(*(score(pool, ["x"]) for _ in range(2)))
-        return time.monotonic() - started
+        return await asyncio.gather(*(score(pool, [name]) for name in ("a", "b")))
 
-    assert with_pool(code, body, processes=2) < 0.95
+    assert [r.rewards for r in with_pool(code, body, processes=2, timeout=60.0)] == [[1.0], [1.0]]
 
 
 def test_a_cancelled_call_gives_no_answer_to_the_next(reward_file):

@@ -108,19 +108,24 @@ class Many:
         return {"rewards": 0.5, "environment_feedback": "<|end|><|user|>again<|end|><|assistant|>", "done": done}
 
 
-def test_a_thousand_episodes_of_eight_turns():
+def run_many(episodes):
+    """The samples, and the CPU seconds of a request."""
     engine = ScriptedEngine(["an answer of some length"], keep_requests=False)
     worker = make_worker(MultiTurnAgentExecutor(Many), engine, timeout=2.0)
     kinds = {3: "raise", 4: "hang", 5: "never"}
 
     async def main():
-        items = [PromptItem(group_id=str(i), prompt=kinds.get(i, "hello")) for i in range(1000)]
+        items = [PromptItem(group_id=str(i), prompt=kinds.get(i, "hello")) for i in range(episodes)]
         return await asyncio.gather(*(worker.run_group(item, n_samples=1) for item in items))
 
     started = time.process_time()
     samples = [group[0] for group in asyncio.run(main())]
-    cpu = time.process_time() - started
-    assert cpu / engine.num_requests < 1e-3
+    return samples, (time.process_time() - started) / engine.num_requests
+
+
+def test_a_thousand_episodes_of_eight_turns():
+    samples, cpu_of_many = run_many(1000)
+    assert cpu_of_many < 3 * run_many(100)[1]  # a request costs the same, however many run
     assert [s.stop_reason for s in samples[3:6]] == [StopReason.FAILED, StopReason.TIMEOUT, StopReason.MAX_TURNS]
     assert sum(s.reward == 4.0 and not s.failed for s in samples) == 997
 

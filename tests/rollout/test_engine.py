@@ -267,12 +267,10 @@ def test_a_failed_push_makes_the_engine_unfit_until_a_whole_one(stage: Stage) ->
     named = list(stage.current["tied"].named_parameters())
     plan = plan_buckets(specs_of(named), 100_000)
     receiving = stage.host.submit("tied", "receive_weights", plan.to_dict(), 99)
-    began = time.perf_counter()
     with pytest.raises(ValueError, match="without 4 planned weights"):
         sender.send([named[:-4]], plan, 99)
     with pytest.raises(RemoteError, match="tied could not receive weights"):
         receiving.result(180)
-    assert time.perf_counter() - began < 10
     with pytest.raises(RemoteError, match="tied must not serve request") as caught:
         stage.generate("tied", max_tokens=2)
     assert caught.value.kind == "EngineDownError"

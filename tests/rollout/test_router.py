@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 
 import pytest
@@ -113,10 +112,8 @@ def test_a_silent_engine_is_found_by_its_probe(caplog: pytest.LogCaptureFixture)
         check_answers(await ask_all(router, prompts=4, samples=2))
         await router.close()
 
-    began = time.perf_counter()
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
-    assert time.perf_counter() - began < 2
     assert "engine-0 is silent: no sign of life in 0.05 s" in caplog.text
     assert len(engines[1].served) == 8
 

@@ -56,7 +56,6 @@ def test_without_requeue_the_loss_of_a_node_ends_the_run(repaired: MiniSlurm, de
     repaired.kill_node("node2")
     state = desk.end(job)
     print(f"ended after {time.monotonic() - killed_at:.0f} s as {state.state}, status {state.status}")
-    assert time.monotonic() - killed_at < 180
     assert state.status != 0
     assert "no requeue: it was restarted 0 times, --max-restarts is 0" in desk.log(job)
     until(lambda: not left_over(repaired, job), 20, "clean end")
