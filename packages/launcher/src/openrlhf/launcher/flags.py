@@ -30,6 +30,14 @@ _NOUNS = {int: "a whole number", float: "a number", str: "a text"}
 C = TypeVar("C")
 
 
+class ChoiceError(ValueError):
+    """A value that is none of a flag's choices."""
+
+    def __init__(self, value: str, choices: Sequence[str]) -> None:
+        super().__init__(f"takes one of {', '.join(choices)}, got {value!r}")
+        self.value, self.choices = value, choices
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """What values a flag takes: `count` values of type `base`; no value at all for a switch (`base` bool)."""
@@ -72,7 +80,7 @@ class Shape:
 
     def _one(self, token: str) -> Any:
         if self.choices and token not in self.choices:
-            raise ValueError(f"takes one of {', '.join(self.choices)}, got {token!r}{closest(token, self.choices)}")
+            raise ChoiceError(token, self.choices)
         try:
             value = self.base(token)
         except ValueError:
@@ -180,14 +188,6 @@ def build(config: C, values: Mapping[str, Any]) -> C:
     for head, inner in nested.items():
         changes[head] = build(getattr(config, head), inner)
     return dataclasses.replace(config, **changes)  # pyright: ignore[reportArgumentType, reportCallIssue]
-
-
-def closest(word: str, candidates: Sequence[str]) -> str:
-    """`; did you mean 'x'?` for the candidate most like `word`, or nothing."""
-    from difflib import get_close_matches  # costs a few ms and is needed for messages only
-
-    found = get_close_matches(word, candidates, n=1, cutoff=0.6)
-    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 @functools.cache

@@ -27,7 +27,7 @@ from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import MASK, Flag, build
 from openrlhf.launcher.old_correction import translate_correction
 from openrlhf.launcher.old_names import old_name_problems
-from openrlhf.launcher.suggestions import missing_dashes, unknown_flag, unknown_key
+from openrlhf.launcher.suggestions import missing_dashes, unknown_flag, unknown_key, wrong_value
 from openrlhf.launcher.supervised_config import (
     LoraCombinerConfig,
     ServeRMConfig,
@@ -143,7 +143,7 @@ def _read_word(command: Command, word: Word, values: dict[str, Any]) -> list[str
     try:
         values[flag.path] = flag.parse(word.values)
     except ValueError as error:
-        return [f"{flag.option} {error}{missing_dashes(command, word.values)}"]
+        return [f"{flag.option} {wrong_value(flag, error)}{missing_dashes(command, word.values)}"]
     return []
 
 
@@ -171,7 +171,7 @@ def _read_value(flag: Flag, value: Any, values: dict[str, Any]) -> list[str]:
     try:
         values[flag.path] = flag.shape.coerce(value)
     except ValueError as error:
-        return [f"{flag.name} {error}"]
+        return [f"{flag.name} {wrong_value(flag, error)}"]
     return []
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from openrlhf.launcher.commands import Command
+from openrlhf.launcher.flags import ChoiceError, Flag
+from openrlhf.launcher.known_names import known_name
 from openrlhf.launcher.old_names import REMOVED, is_old_name, new_names
 
 ABSENT = {
@@ -50,6 +52,16 @@ def unknown_key(command: Command, key: str) -> list[str]:
     if within := [n for n in command.flags if n.startswith(f"{key}.")]:
         return [f"{key} is a table and takes no value; its keys are {_list(within, dashes='')}"]
     return unknown_flag(command, key)
+
+
+def wrong_value(flag: Flag, error: ValueError) -> str:
+    """What is wrong with a flag's value; for one that is no choice, the choice that was probably meant."""
+    if not isinstance(error, ChoiceError):
+        return str(error)
+    if known := known_name(flag.path, error.value):
+        return f"{error}; {known}"
+    near = get_close_matches(error.value, error.choices, n=1, cutoff=0.6)
+    return f"{error}; did you mean {near[0]!r}?" if near else str(error)
 
 
 def missing_dashes(command: Command, values: Sequence[str]) -> str:

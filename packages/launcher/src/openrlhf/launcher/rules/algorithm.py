@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from openrlhf.core.config import DISCOUNTED_ESTIMATORS, GROUP_ESTIMATORS
 from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.known_names import no_such
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
 from openrlhf.learner.config import SCHEDULES
@@ -130,7 +131,7 @@ def schedule_name(c: object, flag: str) -> Found:
     """A learning-rate schedule that exists."""
     name = value_at(c, flag)
     if name.strip() and name not in SCHEDULES:
-        yield broken(c, flag, "there is no such schedule", f"--{flag} with one of {', '.join(SCHEDULES)}")
+        yield broken(c, flag, no_such("schedule", flag, name), f"--{flag} with one of {', '.join(SCHEDULES)}")
 
 
 def muon(c: P, m: Machine) -> Found:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.known_names import no_such
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
 from openrlhf.rollout.engine_spec import RESERVED_ENGINE_ARGS
@@ -92,7 +93,7 @@ def attention_name(c: object, m: Machine) -> Found:
     name = value_at(c, "ds.attn_implementation")
     if name.strip() and name not in ATTENTION and "/" not in name:
         fix = f"--ds.attn_implementation with one of {', '.join(ATTENTION)}, or a hub kernel such as owner/name"
-        yield broken(c, "ds.attn_implementation", "there is no such attention", fix)
+        yield broken(c, "ds.attn_implementation", no_such("attention", "ds.attn_implementation", name), fix)
 
 
 def accumulation_dtype(c: object, m: Machine) -> Found:
@@ -102,7 +103,7 @@ def accumulation_dtype(c: object, m: Machine) -> Found:
     if asked is None or not asked.strip():
         return
     if asked not in DTYPES:
-        yield broken(c, name, "there is no such dtype", f"--{name} with one of {', '.join(DTYPES)}")
+        yield broken(c, name, no_such("dtype", name, asked), f"--{name} with one of {', '.join(DTYPES)}")
     elif value_at(c, "ds.zero_stage") == 0 and asked != parameters:
         problem = "without ZeRO, DeepSpeed accumulates in the dtype of the parameters"
         fix = f"--ds.zero_stage 1 or more, or leave --{name} out"
