@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# REINFORCE++-baseline on two nodes of a Slurm cluster: sbatch examples/scripts/train_ppo_ray_slurm.sh
+# REINFORCE++-baseline on two nodes of a Slurm cluster with 8 GPUs each: sbatch examples/scripts/train_ppo_ray_slurm.sh
 # Ray is started on every node of the allocation, the training runs on the first, and its exit status is the job's.
 # Flags given to this script come last and win.
 #SBATCH --job-name=openrlhf

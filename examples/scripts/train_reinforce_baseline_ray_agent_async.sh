@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# REINFORCE++-baseline with a multi-turn agent, sampling while training: 4 GPUs train, 4 sample.
+# REINFORCE++-baseline with a multi-turn agent, sampling while training, on 8 GPUs: 4 train, 4 sample.
 # Flags given to this script come last and win, for example: bash examples/scripts/train_reinforce_baseline_ray_agent_async.sh --train.seed 1
 set -euo pipefail
 cd "${BASH_SOURCE[0]%/*}/../.."

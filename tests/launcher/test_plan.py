@@ -126,6 +126,44 @@ def test_the_table_is_for_people(model: Path, capsys: pytest.CaptureFixture[str]
     assert "weight push: 7.49 GiB to each of 2 engines" in text
 
 
+SIXTEEN = (  # without colocation: 4 train, a reference model takes the default of 8, 4 engines
+    "--reward.remote_url f.py --data.prompt_dataset D --algo.advantage.estimator reinforce_baseline"
+    " --rollout.n_samples_per_prompt 8 --actor.num_gpus_per_node 4 --vllm.num_engines 4"
+)
+
+
+def test_l01_the_plan_says_the_total_and_where_it_does_not_fit(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_json(model, SIXTEEN, capsys, "--gpus", "8")
+    shares = {"actor": 4, "ref": 8, "engines": 4}
+    assert plan["gpus"] == {"total": 16, "shares": shares, "per_node": 8, "nodes": 1, "needed": 2}
+    assert (
+        "the run takes 16 GPUs (actor: 4, ref: 8, engines: 4), 2 nodes of 8; it does not fit on 1 node of 8 GPUs: "
+        "--train.colocate_all, or fewer GPUs per role"
+    ) in plan["warnings"]
+    plan = plan_json(model, SIXTEEN, capsys, "--gpus", "8", "--nodes", "2")
+    assert [text for text in plan["warnings"] if "does not fit" in text] == []
+    plan = plan_json(model, SIXTEEN.replace("--vllm", "--actor.num_nodes 2 --vllm"), capsys, "--gpus", "16")
+    assert (plan["gpus"]["nodes"], plan["gpus"]["needed"], plan["gpus"]["total"]) == (2, 2, 20)
+
+
+def test_l01_in_words(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--", "--actor.model_name_or_path", str(model), *shlex.split(SIXTEEN)]
+    assert main(["plan", "--gpus", "8", *argv]) == 0
+    text = capsys.readouterr().out
+    assert "  total                                 16 GPUs      2 nodes of 8\n" in text
+    assert "it does not fit on 1 node of 8 GPUs" in text
+    assert main(["plan", "--gpus", "8", "--nodes", "1", *argv]) == 2
+    assert "the run takes 16 GPUs (actor: 4, ref: 8, engines: 4) and 8 are there" in capsys.readouterr().err
+
+
+def test_l01_engines_lie_on_one_node_each(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = SIXTEEN.replace("engines 4", "engines 3 --vllm.tensor_parallel_size 5 --algo.kl.init_coef 0")
+    assert plan_json(model, flags, capsys, "--gpus", "8")["gpus"]["needed"] == 3  # 19 GPUs, and one engine per node
+    argv = ["plan", "--gpus", "4", "--", "--actor.model_name_or_path", str(model), *shlex.split(flags)]
+    assert main(argv) == 2
+    assert "an engine lies on one node, and a node has 4 GPUs" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("stage", "itemsize", "world", "expected"),
     [

@@ -10,26 +10,17 @@ import pytest
 
 from openrlhf.launcher.command_line import prepare
 from openrlhf.launcher.commands import COMMANDS, TRAIN_PPO_RAY
-from openrlhf.launcher.flags import Flag, build, values_of
+from openrlhf.launcher.flags import build, values_of
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.parsing import UsageError
 from openrlhf.launcher.unsupported import REFUSED as UNSUPPORTED
 from openrlhf.launcher.unsupported import unsupported
+from support.flag_values import another
 
 PACKAGES = Path(__file__).parents[2] / "packages"
 DESCRIPTIONS = re.compile(  # modules that describe, check or translate flags without honouring them
     r"/config\.py$|/(supervised_config|unsupported|resolve|old_names|commands|flags|suggestions)\.py$|/(rules|plan)/"
 )
-
-
-def another(flag: Flag) -> Any:
-    """A value that the flag does not have by default."""
-    if flag.shape.base is bool:
-        return not flag.default
-    if flag.shape.choices:
-        return next(choice for choice in flag.shape.choices if choice != flag.default)
-    one = {int: 7, float: 7.0, str: "another"}[flag.shape.base]
-    return one if flag.shape.count == 1 else (one,) * 2
 
 
 REFUSED = [

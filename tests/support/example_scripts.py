@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
+STARTED = ("python3", "torchrun", "openrlhf-launch")
+"""The programs that the scripts end with."""
 SMALL = {
     "data.max_len": 256,
     "rollout.max_new_tokens": 8,
@@ -49,3 +55,18 @@ def write_inputs(folder: Path) -> dict[str, str]:
     (folder / "reward.py").write_text(UNEQUAL_REWARDS)
     names = {"REWARD": "reward.py", "PROMPTS": "prompts.jsonl", "OUTPUT": "out"}
     return {variable: str(folder / name) for variable, name in names.items()}
+
+
+def script_calls(folder: Path, extra: Sequence[str] = ()) -> dict[str, list[str]]:
+    """What each script calls, by its name: programs in `folder` write down how they were called instead of running."""
+    for name in STARTED:
+        program = folder / name
+        program.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n", encoding="utf-8")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    calls = {}
+    for script in sorted(SCRIPTS.glob("*.sh")):
+        words = ["bash", str(script), *extra]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=True)
+        calls[script.stem] = done.stdout.removesuffix("\0").split("\0")
+    return calls

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from openrlhf.launcher.commands import SERVE_RM, TRAIN_PPO_RAY, Command
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.help_text import help_text
 from openrlhf.launcher.machine import Machine, detect_machine, running_ray
-from openrlhf.launcher.parsing import UsageError, parse, wants_help
+from openrlhf.launcher.parsing import Parsed, UsageError, parse, wants_help
 from openrlhf.launcher.resolve import resolve, resolve_serve_rm, resolve_supervised
 from openrlhf.launcher.rules import (
     Violation,
@@ -25,6 +26,8 @@ from openrlhf.launcher.saved import config_toml, keep_run_name
 from openrlhf.launcher.unsupported import unsupported
 
 USAGE_EXIT = 2
+WARNING = "warning: "
+"""What lines to print before the work start with where something is probably not meant."""
 
 
 def prepare(command: Command, argv: Sequence[str], machine: Machine) -> tuple[Any, list[str]]:
@@ -44,7 +47,7 @@ def check_config(command: Command, asked: Any, machine: Machine) -> tuple[Any, l
     """The resolved configuration, the rules that it breaks, and the lines to print before the work."""
     if command is TRAIN_PPO_RAY:
         config, notes = resolve(asked, machine)
-        warnings = [f"warning: {text}" for text in warnings_of(config, machine)]
+        warnings = [f"{WARNING}{text}" for text in warnings_of(config, machine)]
         return config, check_rules(config, machine), [*notes, *warnings]
     if command.prefix:
         config, notes = resolve_supervised(asked, machine, prefix=command.prefix)
@@ -63,7 +66,7 @@ def run_command(command: Command, argv: Sequence[str] | None, start: Callable[[A
         return 0
     try:
         parsed = parse(command, argv)
-        machine = _machine_of(command)
+        machine = _machine_of(command, parsed)
         asked = keep_run_name(parsed.config) if command is TRAIN_PPO_RAY or command.prefix else parsed.config
         config, notes = finish(command, asked, machine)
     except UsageError as error:
@@ -95,13 +98,18 @@ def train_supervised(config: Any) -> int:
     return train(config)
 
 
-def _machine_of(command: Command) -> Machine:
-    """What the run will use: the GPUs of the Ray that it joins, else those of this machine."""
-    if command is TRAIN_PPO_RAY and (os.environ.get("RAY_ADDRESS") or running_ray()):
+def _machine_of(command: Command, parsed: Parsed[Any]) -> Machine:
+    """What the run will use: the GPUs of the Ray that it joins, else those of this machine.
+
+    A run that starts its own Ray has this one node; how many it will have is open where nothing runs.
+    """
+    if command is not TRAIN_PPO_RAY:
+        return detect_machine()
+    if os.environ.get("RAY_ADDRESS") or running_ray():
         from openrlhf.launcher.ray.cluster import running_machine  # takes seconds: only where there is a Ray
 
         return running_machine() or detect_machine()
-    return detect_machine()
+    return detect_machine() if parsed.print_config else replace(detect_machine(), nodes=1)
 
 
 def usage_message(command: Command, error: UsageError) -> str:

@@ -13,7 +13,20 @@ def _same(value: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), f"it is called {value!r} here")
 
 
-_DTYPES = {**_same("bf16", "bfloat16 bf"), **_same("fp16", "float16 half"), **_same("fp32", "float32 float full single")}
+_DTYPES = {
+    **_same("bf16", "bfloat16 bf"),
+    **_same("fp16", "float16 half"),
+    **_same("fp32", "float32 float full single"),
+}
+_SCHEDULES = {
+    **_same("constant", "none fixed flat const"),
+    **_same("constant_with_warmup", "warmup warmupconstant"),
+    **_same("cosine_with_min_lr", "cosinemin cosineminlr cosinewithminlrrate"),
+    **_same("cosine", "cos cosineannealing cosinewarmup cosineannealinglr"),
+    **_same("warmup_stable_decay", "wsd trapezoidal"),
+}
+_OPTIMISERS = _same("adam", "adamw adamwtorch fusedadam cpuadam adamwtorchfused deepspeedcpuadam")
+_NEAR = f"this baseline {NOT_BUILT}; 'rloo' and 'reinforce_baseline' are near"
 
 KNOWN: Mapping[str, Mapping[str, str]] = {
     "algo.advantage.estimator": {
@@ -31,7 +44,8 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "dapo": f"DAPO is 'group_norm' with {DAPO}",
         "gspo": "GSPO is 'group_norm' with --actor.policy_loss_type gspo",
         "prorl": "ProRL trains with 'reinforce_baseline' and --reward.stop_properly_penalty_coef",
-        **dict.fromkeys("remax opo raft".split(), f"this baseline {NOT_BUILT}; 'rloo' and 'reinforce_baseline' are near"),
+        "remax": _NEAR,
+        "opo": _NEAR,
         "cispo": f"CISPO {NOT_BUILT}; 'group_norm' with --algo.advantage.is_correction_enable is near",
         "dpo": "preference training is another command: python3 -m openrlhf.cli.train_dpo",
     },
@@ -60,10 +74,9 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         **_same("icepop", "mask tokenmask mis tokenmis pop"),
         **_same("seq-mask-tis", "seqmis sequencemask seqmask geometric geomean georis sequence seq"),
     },
-    **dict.fromkeys(
-        ("actor.optim", "critic.optim", "optim"),
-        _same("adam", "adamw adamwtorch fusedadam cpuadam adamwtorchfused deepspeedcpuadam"),
-    ),
+    "actor.optim": _OPTIMISERS,
+    "critic.optim": _OPTIMISERS,
+    "optim": _OPTIMISERS,
     "model.loss_type": {
         **_same("sigmoid", "bradleyterry bt logsigmoid pairwise pairwiseloss ranking"),
         **_same("logexp", "logexploss softplus"),
@@ -82,16 +95,9 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         **_same("eager", "vanilla manual default"),
         **_same("flex_attention", "flex flexattn"),
     },
-    **dict.fromkeys(
-        ("actor.lr_scheduler", "critic.lr_scheduler", "lr_scheduler"),
-        {
-            **_same("constant", "none fixed flat const"),
-            **_same("constant_with_warmup", "warmup warmupconstant"),
-            **_same("cosine_with_min_lr", "cosinemin cosineminlr cosinewithminlrrate"),
-            **_same("cosine", "cos cosineannealing cosinewarmup cosineannealinglr"),
-            **_same("warmup_stable_decay", "wsd trapezoidal"),
-        },
-    ),
+    "actor.lr_scheduler": _SCHEDULES,
+    "critic.lr_scheduler": _SCHEDULES,
+    "lr_scheduler": _SCHEDULES,
     "vllm.sync_backend": {
         **_same("ipc", "cudaipc cuda"),
         "ray": f"weights through Ray's object store {NOT_BUILT}; 'auto' chooses the engines' own transfer",

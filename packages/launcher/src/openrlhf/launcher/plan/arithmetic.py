@@ -8,9 +8,10 @@ from pathlib import Path
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.horizon import optimizer_step_horizon
+from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.plan.memory import ITEMSIZE
 from openrlhf.launcher.plan.shape import ModelShape
-from openrlhf.launcher.rules.placement import gpus_of, groups, ranks
+from openrlhf.launcher.rules.placement import gpus_of, groups, ranks, roles, shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,25 @@ class Placed:
     members: str
     devices: int
     detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """GPUs that the run takes, and the nodes that hold them.
+
+    shares: roles that share GPUs -> GPUs. nodes: those of the run as it was described. needed: those that it takes.
+    """
+
+    total: int
+    shares: dict[str, int]
+    per_node: int
+    nodes: int
+    needed: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the nodes of the run hold it."""
+        return self.needed <= self.nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +107,22 @@ def placement(c: TrainPPOConfig) -> list[Placed]:
         devices = max(gpus_of(c, member) for member in members)
         placed.append(Placed(members=" + ".join(members), devices=devices, detail=", ".join(details)))
     return placed
+
+
+def room(c: TrainPPOConfig, machine: Machine) -> Room | None:
+    """What the run takes of nodes like those of `machine`; None without GPUs. Nodes that nobody named: its roles'."""
+    if not machine.gpus:
+        return None
+    taken = shares(c)
+    total, width = sum(taken.values()), c.vllm.tensor_parallel_size
+    whole_engines = math.ceil((c.vllm.num_engines or 0) / max(1, machine.gpus // width))  # none lies on two nodes
+    return Room(
+        total=total,
+        shares=taken,
+        per_node=machine.gpus,
+        nodes=machine.nodes or max(getattr(c, role).num_nodes for role in roles(c)),
+        needed=max(math.ceil(total / machine.gpus), whole_engines),
+    )
 
 
 def forwards(c: TrainPPOConfig) -> list[str]:

@@ -7,18 +7,15 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from openrlhf.launcher.command_line import USAGE_EXIT, usage_message
+from openrlhf.launcher.command_line import USAGE_EXIT, WARNING, finish, usage_message
 from openrlhf.launcher.commands import TRAIN_PPO_RAY
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine, detect_machine
 from openrlhf.launcher.parsing import UsageError, parse, wants_help
-from openrlhf.launcher.plan.arithmetic import count_prompts
+from openrlhf.launcher.plan.arithmetic import count_prompts, room
 from openrlhf.launcher.plan.memory import GIB, Budget
 from openrlhf.launcher.plan.report import as_json, as_text, make_plan
 from openrlhf.launcher.plan.shape import ModelShape, read_shape
-from openrlhf.launcher.resolve import resolve
-from openrlhf.launcher.rules import check_rules, warnings_of
-from openrlhf.launcher.unsupported import unsupported
 
 GPU_GIB = 80
 CPU_KV_GIB = "4"
@@ -34,18 +31,18 @@ def main(argv: Sequence[str]) -> int:
     here = detect_machine()
     machine = Machine(gpus=here.gpus if options.gpus is None else options.gpus, nodes=options.nodes)
     try:
-        asked = parse(TRAIN_PPO_RAY, flags).config
-        config, notes = resolve(asked, machine)
-        if violations := check_rules(config, machine):
-            raise UsageError([str(violation) for violation in violations])
+        config, said = finish(TRAIN_PPO_RAY, parse(TRAIN_PPO_RAY, flags).config, machine)
         shapes = model_shapes(config)
     except UsageError as error:
         sys.stderr.write(usage_message(TRAIN_PPO_RAY, error) + "\n")
         return USAGE_EXIT
     prompts = options.prompts if options.prompts is not None else count_prompts(config)
     budget = budget_of(machine, options.gpu_memory, os.environ)
-    warnings = [*unsupported(TRAIN_PPO_RAY, asked, config), *warnings_of(config, machine)]
-    plan = make_plan(config, shapes, budget, prompts=prompts, notes=notes, warnings=warnings)
+    notes = [line for line in said if not line.startswith(WARNING)]
+    warnings = [line.removeprefix(WARNING) for line in said if line.startswith(WARNING)]
+    plan = make_plan(
+        config, shapes, budget, room=room(config, machine), prompts=prompts, notes=notes, warnings=warnings
+    )
     sys.stdout.write((as_json(plan) if options.json else as_text(plan)) + "\n")
     return 0
 
@@ -94,8 +91,10 @@ def _parser() -> argparse.ArgumentParser:
         usage="%(prog)s [options] -- <flags of train_ppo_ray>",
         allow_abbrev=False,
     )
-    parser.add_argument("--gpus", type=int, help="GPUs per node (default: those of this machine)")
-    parser.add_argument("--nodes", type=int, help="nodes of the run (default: as many as the command asks for)")
+    parser.add_argument("--gpus", type=int, help="GPUs of each node (default: those of this machine)")
+    parser.add_argument(
+        "--nodes", type=int, help="nodes that there are: more are refused (default: --*.num_nodes of the roles)"
+    )
     parser.add_argument(
         "--gpu-memory", type=float, default=GPU_GIB, metavar="GIB", help="memory of a GPU (default: 80)"
     )

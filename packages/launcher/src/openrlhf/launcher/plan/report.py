@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 
 from openrlhf.launcher.config import TrainPPOConfig
-from openrlhf.launcher.plan.arithmetic import Batches, Placed, Sync, batches, forwards, placement, weight_sync
+from openrlhf.launcher.plan.arithmetic import Batches, Placed, Room, Sync, batches, forwards, placement, weight_sync
 from openrlhf.launcher.plan.memory import (
     GIB,
     PHASES,
@@ -27,6 +27,7 @@ class Plan:
 
     parameters: dict[str, int]
     placement: list[Placed]
+    gpus: Room | None
     batches: Batches
     forwards: list[str]
     weight_sync: Sync
@@ -43,6 +44,7 @@ def make_plan(
     shapes: dict[str, ModelShape],
     budget: Budget,
     *,
+    room: Room | None,
     prompts: int | None,
     notes: list[str],
     warnings: list[str],
@@ -50,12 +52,13 @@ def make_plan(
     """The plan of a resolved configuration."""
     components = memory(c, shapes, budget)
     sums, tokens = totals(components), kv_cache_tokens(c, shapes["actor"], budget)
-    found = [*warnings, *_guesses(shapes), *_too_large(sums, budget), *_small_cache(c, tokens)]
+    found = [*warnings, *_no_room(room), *_guesses(shapes), *_too_large(sums, budget), *_small_cache(c, tokens)]
     if c.algo.dynamic_filtering_enable:
         found.append("dynamic filtering: steps and LR horizon are upper bounds, rejected prompts are replaced")
     return Plan(
         parameters={role: shape.parameters for role, shape in shapes.items()},
         placement=placement(c),
+        gpus=room,
         batches=batches(c, prompts),
         forwards=forwards(c),
         weight_sync=weight_sync(c, shapes["actor"]),
@@ -77,6 +80,9 @@ def as_text(plan: Plan) -> str:
     """The plan for people."""
     lines = ["Placement"]
     lines += [f"  {p.members:<36} {p.devices:>3} devices   {p.detail}" for p in plan.placement]
+    if plan.gpus is not None:
+        nodes = f"{_nodes(plan.gpus.needed)} of {plan.gpus.per_node}"
+        lines.append(f"  {'total':<36} {plan.gpus.total:>3} GPUs      {nodes}")
     lines += ["", "Batches", *_batch_lines(plan.batches)]
     lines += ["", "One rollout batch", *(f"  {i}. {text}" for i, text in enumerate(plan.forwards, 1))]
     sync = plan.weight_sync
@@ -124,6 +130,20 @@ def _memory_lines(plan: Plan) -> list[str]:
 
 def _capacity(plan: Plan) -> str:
     return "" if plan.device_bytes is None else f" of {_gib(plan.device_bytes)}"
+
+
+def _no_room(room: Room | None) -> list[str]:
+    if room is None or room.fits:
+        return []
+    parts = ", ".join(f"{names}: {count}" for names, count in room.shares.items())
+    return [
+        f"the run takes {room.total} GPUs ({parts}), {_nodes(room.needed)} of {room.per_node}; it does not fit on "
+        f"{_nodes(room.nodes)} of {room.per_node} GPUs: --train.colocate_all, or fewer GPUs per role"
+    ]
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
 
 
 def _too_large(sums: dict[str, dict[str, int]], budget: Budget) -> list[str]:

@@ -46,6 +46,11 @@ def gpus_of(c: P, member: str) -> int:
     return ranks(c, member)
 
 
+def shares(c: P) -> dict[str, int]:
+    """GPUs that the run takes, by the roles that share them."""
+    return {" + ".join(group): max(gpus_of(c, member) for member in group) for group in groups(c)}
+
+
 def same_shape(c: P, m: Machine) -> Found:
     """Roles on the same GPUs have the same nodes and GPUs per node."""
     switch = "train.colocate_all"
@@ -98,14 +103,18 @@ def fits_machine(c: P, m: Machine) -> Found:
         if per_node > m.gpus:
             problem = f"a node has {m.gpus} GPUs"
             yield broken(c, f"{role}.num_gpus_per_node", problem, f"--{role}.num_gpus_per_node {m.gpus} or less")
+    width = c.vllm.tensor_parallel_size
+    if width > m.gpus:
+        problem = f"an engine lies on one node, and a node has {m.gpus} GPUs"
+        yield broken(c, "vllm.tensor_parallel_size", problem, f"--vllm.tensor_parallel_size {m.gpus} or less")
     total = m.total_gpus
-    shares = {" + ".join(group): max(gpus_of(c, member) for member in group) for group in groups(c)}
-    if total is not None and sum(shares.values()) > total:
-        parts = ", ".join(f"{names}: {count}" for names, count in shares.items())
+    taken = shares(c)
+    if total is not None and sum(taken.values()) > total:
+        parts = ", ".join(f"{names}: {count}" for names, count in taken.items())
         yield broken(
             c,
             "actor.num_gpus_per_node train.colocate_all vllm.num_engines vllm.tensor_parallel_size",
-            f"the run takes {sum(shares.values())} GPUs ({parts}) and {total} are there",
+            f"the run takes {sum(taken.values())} GPUs ({parts}) and {total} are there",
             "--train.colocate_all, or fewer GPUs per role",
         )
 
