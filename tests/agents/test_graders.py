@@ -99,6 +99,30 @@ def test_exact_and_numeric():
     assert not numeric("none", "1")
 
 
+@pytest.mark.parametrize(
+    ("answer", "label", "equal"),
+    [
+        ("2e5", "5", False),
+        ("2e5", "200000", True),
+        ("2 x 10^5", "200000", True),
+        (r"2 \times 10^{5}", "5", False),
+        ("10^5", "5", False),
+        ("2^{10}", "1024", True),
+        ("3/4", "4", False),
+        ("3/4", "0.75", True),
+        ("7-3", "3", True),
+        ("−3", "-3", True),
+        ("1/0", "0", False),
+        ("1.5e-3", "0.0015", True),
+        ("1,000,000", "1000000", True),
+        ("it is 5.", "5", True),
+    ],
+)
+def test_g09_numbers_with_their_exponents(answer, label, equal):
+    assert numeric(answer, label) is equal
+    assert numeric(label, answer) is equal
+
+
 def test_patterns():
     assert matches("<think>a\nb</think>ok", r"<think>.*</think>")
     assert matches(" 12 ", r"\d+", whole=True)

@@ -20,6 +20,7 @@ ALLOWED = {
         "uvicorn",
         "transformers",
         "math_verify",
+        "mpmath",
         "verifiers",
         "pytest",
     },  # optional: the extras and the test kit

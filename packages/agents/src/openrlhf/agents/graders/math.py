@@ -1,8 +1,10 @@
-"""Math answers, compared as numbers where both are plain numbers, else by math-verify (extra `[math]`).
+"""Math answers, compared by what they are: numbers, lists, sets, tuples, intervals, matrices, relations, words.
 
-Rules: the last `\\boxed{}` wins, one value; 2 1/2 and 2\\frac{1}{2} are 5/2; x% is x/100; thousands separators, `$`,
-units in `\\text{}` and trailing punctuation are dropped; what cannot be read is wrong, never an error.
-No signals are used: it works in any thread, and its time is bounded by the process that calls it.
+Rules: the last `\\boxed{}` wins, one value; 2 1/2 and 2\\frac{1}{2} are 5/2; x% is x/100; thousands separators, money
+signs, units with their exponents and closing punctuation are dropped; what cannot be read is wrong, never an error.
+Exact answers are compared exactly, decimals to a relative 1e-6. The order of the arguments does not matter. Sums,
+integrals and limits go to math-verify (extra `[math]`), in a process that is killed at its limit; all else is computed
+here, with a bound on every step, so it works in any thread.
 """
 
 from __future__ import annotations
@@ -10,26 +12,27 @@ from __future__ import annotations
 import logging
 import re
 from fractions import Fraction
-from typing import Any
 
-from openrlhf.agents.graders.text import FINAL_MARK, MAX_DIGITS, strip_special
+from openrlhf.agents.graders.answer.compare import same
+from openrlhf.agents.graders.answer.equality import symbols
+from openrlhf.agents.graders.answer.errors import TooLargeError, UnreadableError
+from openrlhf.agents.graders.answer.shapes import Leaf, Shape, shape_of
+from openrlhf.agents.graders.answer.tidy import Tidy, tidy
+from openrlhf.agents.graders.answer.values import DIGITS, Evaluator, OutsideError, start_count
+from openrlhf.agents.graders.text import FINAL_MARK, strip_special
 
 logger = logging.getLogger(__name__)
 BOXED = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
-ANSWER_IS = re.compile(r"(?:answer|result)\s*(?:is|:|=)\s*:?\s*(?P<value>[^\n]+)", re.IGNORECASE)
-MATH_SPAN = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}\s+[A-Za-z]{2,}|[A-Za-z]{3,}\s*[,.;]")
-ANY_NUMBER = re.compile(r"[-+]?(?:\d+\s+)?\d+\s*/\s*\d+|[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?%?|[-+]?\.\d+%?")
-DROPPED = re.compile(r"\\left|\\right|\\[!,;: ]|\^\s*\{?\s*\\circ\s*\}?|\\?\$")
-TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*)\}")
-FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))")
-PLAIN = re.compile(
-    r"(?P<sign>[-+]?)\s*(?:(?P<whole>\d+)\s+)?(?P<top>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)"
-    r"\s*(?:/\s*(?P<bottom>\d+))?\s*(?P<percent>\\?%)?"
+ANSWER_IS = re.compile(r"(?:answer|result)\s*+(?:is|:|=)[ \t]*+:?[ \t]*+(?P<value>[^\n]+)", re.IGNORECASE)
+DELIMITER = re.compile(r"\$\$|\$|\\\(|\\\)|\\\[|\\\]")
+WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+(?:\s++[A-Za-z]{2,}|(?<=[A-Za-z]{3})\s*+[,.;])")
+ANY_NUMBER = re.compile(
+    r"(?<![\d.])(?:[-+]?(?:\d++\s++)?\d++\s*+/\s*+\d++|[-+]?(?:\d{1,3}(?:,\d{3})+|\d++)(?:\.\d++)?%?|[-+]?\.\d++%?)"
 )
-MIXED_SHAPE = re.compile(r"[-+]?\s*\d+\s+\d+\s*/\s*\d+")
-HUGE_POWER = re.compile(r"\^\s*\{?\s*\d{4,}|\^\s*\{[^{}]*\^|\*\*\s*\d{4,}|!\s*!")
-MAX_EXPRESSION = 400  # characters; longer answers are wrong, and slow to simplify
+CHOICE = re.compile(r"(?:\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{\s*)?\(?\s*(?:\\(?:text|textbf|mathrm)\s*\{\s*)?"
+                    r"(?P<letter>[A-Z])\s*\}?\s*\)?\s*\}?\s*[.:]?")  # fmt: skip
+MAX_EXPRESSION = 2000  # characters; longer answers are right only if they are the label letter by letter
+LAST_PART = 20_000  # characters of a response in which an answer without a box is looked for
 CONTROL = {"\x0c": "\\f", "\x08": "\\b", "\x07": "\\a", "\x0b": "\\v"}
 
 
@@ -50,6 +53,7 @@ def extract_answer(response: str, *, require_boxed: bool = False) -> str | None:
     text = strip_special(repair(response)).strip()
     if BOXED.search(text) or require_boxed:
         return last_boxed(text)
+    text = text[-LAST_PART:]
     marked = FINAL_MARK.findall(text)
     if marked:
         return marked[-1].strip()
@@ -60,11 +64,26 @@ def extract_answer(response: str, *, require_boxed: bool = False) -> str | None:
 
 
 def _formula_or_number(text: str) -> str | None:
-    spans = MATH_SPAN.findall(text)
-    if spans:
-        return next(part for part in spans[-1] if part)
+    span = _last_formula(text)
+    if span:
+        return span
     numbers = ANY_NUMBER.findall(text)
     return numbers[-1] if numbers else None
+
+
+def _last_formula(text: str) -> str | None:
+    """The last formula between dollar signs, `\\( \\)` or `\\[ \\]`, found in one pass."""
+    closing = {"$$": "$$", "$": "$", "\\(": "\\)", "\\[": "\\]"}
+    found, opened, start = None, "", 0
+    for match in DELIMITER.finditer(text):
+        sign = match[0]
+        if opened and sign == closing[opened]:
+            content = text[start : match.start()]
+            found = content if content.strip() and (opened != "$" or "\n" not in content) else found
+            opened = ""
+        elif sign in closing and (not opened or opened == "$"):
+            opened, start = sign, match.end()
+    return found
 
 
 def last_boxed(text: str) -> str | None:
@@ -85,51 +104,45 @@ def last_boxed(text: str) -> str | None:
 
 
 def math_equal(answer: str, label: str) -> bool:
-    """Whether two expressions are equal. Whatever cannot be read is not equal."""
-    answer, label = _clean(repair(answer)), _clean(repair(label))
-    if not answer or not label or max(len(answer), len(label)) > MAX_EXPRESSION:
-        return False
+    """Whether two answers are equal. Whatever cannot be read, or costs too much to compare, is not equal."""
+    answer, label = (_unboxed(repair(text).strip().strip("$")) for text in (answer, label))
     if answer == label:
-        return True
-    a, b = parse_number(answer), parse_number(label)
-    if a is not None and b is not None:
-        return a == b
-    if any(MIXED_SHAPE.search(text) or HUGE_POWER.search(text) for text in (answer, label)):
+        return bool(answer.strip("$ ."))
+    if max(len(answer), len(label)) > MAX_EXPRESSION:
         return False
-    return _symbolic_equal(answer, label)
+    choices = [CHOICE.fullmatch(text) for text in (answer, label)]
+    if choices[0] is not None and choices[1] is not None:
+        return choices[0]["letter"] == choices[1]["letter"]
+    a, b = tidy(answer), tidy(label)
+    if not a.text or not b.text or (a.units and b.units and sorted(a.units) != sorted(b.units)):
+        return False
+    return a.text == b.text or _same(a, b)
+
+
+def _unboxed(text: str) -> str:
+    content = last_boxed(text) if BOXED.match(text) else None
+    return (text if content is None else content).strip()
+
+
+def _same(a: Tidy, b: Tidy) -> bool:
+    start_count()
+    try:
+        return same(*sorted((shape_of(a.text), shape_of(b.text)), key=repr))
+    except (TooLargeError, UnreadableError, OutsideError, RecursionError):  # the last: deep in the caller's own stack
+        return False
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The exact value of a plain number: integer, decimal, fraction, mixed number or percentage; else None."""
-    text = FRACTION.sub(_plain_fraction, _clean(text)).strip()
-    match = PLAIN.fullmatch(text)
-    if match is None or len(text) > MAX_DIGITS:
-        return None
-    top = Fraction(match["top"].replace(",", "").rstrip(".") or "0")
-    if match["bottom"]:
-        if int(match["bottom"]) == 0:
+    """The exact value of a rational number (decimal, fraction, mixed number, percentage, power); else None."""
+    start_count()
+    try:
+        shape: Shape = shape_of(tidy(repair(text)).text)
+        if not isinstance(shape, Leaf) or shape.node is None or symbols(shape.node):
             return None
-        top /= int(match["bottom"])
-    if match["whole"]:
-        if not match["bottom"] or top >= 1 or top.denominator == 1:
-            return None  # "4 10/3" and "1 234" are no mixed numbers
-        top += int(match["whole"])
-    if match["percent"]:
-        top /= 100
-    return -top if match["sign"] == "-" else top
-
-
-def _plain_fraction(match: re.Match[str]) -> str:
-    top, bottom = match[1] or match[2], match[3] or match[4]
-    before = match.string[: match.start()].rstrip()
-    return f" {top}/{bottom}" if before[-1:].isdigit() else f"{top}/{bottom}"
-
-
-def _clean(text: str) -> str:
-    # Text behind something is a unit; text that comes first is the answer itself.
-    text = TEXT.sub(lambda m: "" if m.string[: m.start()].strip() else m[1], text)
-    text = DROPPED.sub("", text).replace("{,}", ",").replace("−", "-").strip()
-    return text.rstrip(".,;:! ").strip()
+        value = Evaluator({}, digits=DIGITS, complex=False).value(shape.node)
+    except (TooLargeError, UnreadableError, OutsideError):
+        return None
+    return value if isinstance(value, Fraction) else None
 
 
 def repair(text: str) -> str:
@@ -139,22 +152,3 @@ def repair(text: str) -> str:
             logger.warning("a math answer holds the control character %r; read as %r", character, escape)
             text = text.replace(character, escape)
     return text
-
-
-def _symbolic_equal(answer: str, label: str) -> bool:
-    math_verify = _library()
-    # No time-out of its own: that would need SIGALRM, which works in a main thread only.
-    gold = math_verify.parse(f"${label}$", parsing_timeout=None)
-    target = math_verify.parse(f"${answer}$", parsing_timeout=None)
-    if not gold or not target:
-        return False
-    return bool(math_verify.verify(gold, target, timeout_seconds=None))
-
-
-def _library() -> Any:
-    try:
-        import math_verify
-    except ImportError as error:
-        raise ImportError("math-verify is not installed: pip install 'openrlhf-agents[math]'") from error
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of every call without a time-out
-    return math_verify

@@ -7,7 +7,12 @@ import unicodedata
 from fractions import Fraction
 
 SPECIAL_TOKEN = re.compile(r"<\|[^|<>]{1,40}\|>|</?s>|<(?:bos|eos|pad|end_of_turn)>")
-NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
+# A number with all that belongs to it: 1,000.5, 2e5, 2 x 10^5, 2^5, 3/4. A sign behind a digit is an operator.
+NUMBER = re.compile(
+    r"(?<![\d.])(?P<sign>(?<![\d)])[-+−]\s?)?(?P<mantissa>(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?|\.\d++)"
+    r"(?:[eE](?P<e>[-+]?\d{1,3})(?![\w.])|\s?(?:[x×*]|\\times|\\cdot)\s?10\s?(?:\^|\*\*)\s?\{?(?P<ten>[-+−]?\d{1,3})\}?"
+    r"|\s?(?:\^|\*\*)\s?\{?(?P<power>[-+−]?\d{1,3})\}?|\s?/\s?(?P<over>\d++)(?![\d/]))?"
+)
 FINAL_MARK = re.compile(r"####\s*([^\n]*)")
 HEAD = 16  # characters that are compared before a whole end of the prompt is
 MAX_DIGITS = 400  # longer digit strings are no answers, and slow to compare
@@ -53,10 +58,25 @@ def numeric(answer: str, label: str, *, tolerance: float = 0.0) -> bool:
 
 
 def last_number(text: str) -> Fraction | None:
-    """The number after the last `####`, else the last number of the text."""
+    """The number after the last `####`, else the last number of the text, with its exponent or denominator."""
     text = strip_special(text)
     marked = FINAL_MARK.findall(text)
-    numbers = NUMBER.findall(marked[-1] if marked else text)
-    if not numbers or len(numbers[-1]) > MAX_DIGITS:
-        return None
-    return Fraction(numbers[-1].replace(",", ""))
+    found = list(NUMBER.finditer(marked[-1] if marked else text))
+    return None if not found or len(found[-1][0]) > MAX_DIGITS else _number(found[-1])
+
+
+def _number(match: re.Match[str]) -> Fraction | None:
+    value = Fraction(match["mantissa"].replace(",", ""))
+    exponent = match["e"] or match["ten"]
+    if exponent:
+        value *= Fraction(10) ** int(exponent.replace("−", "-"))
+    elif match["power"]:
+        power = int(match["power"].replace("−", "-"))
+        if value == 0 and power < 0:
+            return None
+        value **= power
+    elif match["over"]:
+        if int(match["over"]) == 0:
+            return None
+        value /= int(match["over"])
+    return -value if (match["sign"] or "").strip() in ("-", "−") else value
