@@ -1,18 +1,16 @@
 """Reward files in killable processes."""
 
 import asyncio
-import os
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 
 from openrlhf.agents.files import CodeFile, CodeFileError
 from openrlhf.agents.reward_file import RewardFunction, check_reward_file
-from openrlhf.agents.reward_process import RewardPool
 from openrlhf.agents.rewards import RewardError, RewardTimeoutError
+from support.agents_rewards import alive, ends, score, with_pool
 
 
 @pytest.fixture
@@ -23,31 +21,6 @@ def reward_file(tmp_path):
         return path
 
     return write
-
-
-def with_pool(code, body, timeout=5.0, processes=1):
-    async def main():
-        pool = RewardPool(code, timeout, processes)
-        try:
-            return await body(pool)
-        finally:
-            await pool.close()
-
-    return asyncio.run(main())
-
-
-def score(pool, labels):
-    n = len(labels)
-    return pool.score(["qa"] * n, ["q"] * n, labels, responses=["a"] * n)
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().split(")")[1].split()[0] != "Z"
 
 
 SIGNATURES = {
@@ -67,7 +40,9 @@ SIGNATURES = {
 def test_signatures(source):  # B147
     code = CodeFile(path=f"/nowhere/{abs(hash(source))}.py", source=source)
     check_reward_file(code, run=False)
-    assert RewardFunction(code)(["qa"] * 2, ["q"] * 2, ["x"] * 2, ["a"] * 2).rewards == [1.0, 1.0]
+    with asyncio.Runner() as runner:
+        function = RewardFunction(code, runner)
+        assert function(["qa"] * 2, ["q"] * 2, ["x"] * 2, ["a"] * 2).rewards == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -219,6 +194,17 @@ def test_labels_arrive_unchanged(reward_file):
     assert result.extra_logs == [{"n": 3.0}] * 3
 
 
+def test_what_an_import_leaves_running_does_not_hold_the_check_up(reward_file, tmp_path):
+    source = f"""
+        import subprocess, sys, threading, time
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+        open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+    """
+    check_reward_file(reward_file(textwrap.dedent(source) + SIGNATURES["plain"]), timeout=60.0)
+    assert ends(int((tmp_path / "pid").read_text()))
+
+
 def test_several_processes_work_side_by_side(reward_file, tmp_path):
     # each call ends only when the other one runs, too
     source = f"""
@@ -275,7 +261,4 @@ def test_the_process_ends_with_its_parent(reward_file):  # B135: no left-over pr
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
     pid = int(done.stdout)
-    deadline = time.monotonic() + 5.0
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not alive(pid)
+    assert ends(pid)

@@ -120,6 +120,13 @@ def test_configuration_file_and_flags(tmp_path: Path) -> None:
     assert config.data.label_key is None
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_r03_configuration_file_with_a_byte_order_mark(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes('[data]\r\nlabel_key = "größe"\r\n'.encode(encoding))
+    assert parse_train_ppo(["--config", str(path)]).data.label_key == "größe"
+
+
 def test_mistakes_in_a_configuration_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(

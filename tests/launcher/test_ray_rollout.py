@@ -168,6 +168,34 @@ def test_workers_that_always_die_end_the_run(monkeypatch: pytest.MonkeyPatch) ->
         asyncio.run(main())
 
 
+class QueueingWorker(Worker):
+    """Finishes its groups one after the other, as they come out of the queue before a reward function."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__([GOOD])
+        self.seconds = seconds
+        self.free = 0.0
+
+    def remote(self, item: PromptItem, evaluation: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.free = max(self.free, loop.time()) + self.seconds
+        loop.call_at(self.free, future.set_result, [GOOD])
+        return SimpleNamespace(future=lambda: future), "handle"
+
+
+def test_n14_the_bound_of_a_group_does_not_include_its_wait_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of 10 groups takes twice the bound, in a worker that finishes one all the time."""
+    started = []
+
+    async def main() -> list[Group]:
+        parts = make([], monkeypatch, timeout=1.0, spawn=lambda number: started.append(1) or QueueingWorker(0.2))
+        return await asyncio.gather(*(parts.run_group(ITEM) for _ in range(10)))
+
+    assert [group.samples for group in asyncio.run(main())] == [[GOOD]] * 10
+    assert len(started) == 1
+
+
 def test_a_silent_worker_is_replaced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> Any:
         return await make([None, [GOOD]], monkeypatch, timeout=0.01).run_group(ITEM)

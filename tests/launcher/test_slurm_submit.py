@@ -37,6 +37,13 @@ def test_site_defaults_and_command_line(tmp_path: Path) -> None:
     assert (read.partition, read.time, read.setup, read.nodes) == ("gpu", "2-0", ["module load cuda"], 2)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_r03_site_file_with_a_byte_order_mark(encoding: str, tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_bytes('partition = "größe"\r\n'.encode(encoding))
+    assert options("--site", str(site)).partition == "größe"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [("nods = 3", "no option 'nods'"), ('nodes = "3"', "must be of type int"), ("x =", "no TOML file")],

@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import ast
 import inspect
-import subprocess
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from openrlhf.agents.checking import leave, run_check
 from openrlhf.agents.context import GroupExecutor
 from openrlhf.agents.executor import AgentInstanceBase, MultiTurnAgentExecutor
-from openrlhf.agents.files import CodeFile, CodeFileError, as_code, load_module
+from openrlhf.agents.files import CodeFile, CodeFileError, as_code
+from openrlhf.agents.modules import load_module
 
 FLAG = "--train.agent_func_path"
 EXPECTED = (
     "expected a class AgentExecutor (a subclass of AgentExecutorBase or MultiTurnAgentExecutor from "
     "openrlhf.utils.agent, constructed without arguments) or one subclass of AgentInstanceBase"
 )
-CHECK_SECONDS = 120.0
+IMPORT_SECONDS = 300.0  # imports of the author's file on a busy machine
 
 
-def check_agent_file(path: str | Path | CodeFile, *, run: bool = True, timeout: float = CHECK_SECONDS) -> CodeFile:
+def check_agent_file(path: str | Path | CodeFile, *, run: bool = True, timeout: float = IMPORT_SECONDS) -> CodeFile:
     """Checks that a file exports an agent and returns it for shipping; with `run` it is loaded in another process.
 
     Raises CodeFileError with one clear message.
@@ -45,33 +47,25 @@ def check_agent_file(path: str | Path | CodeFile, *, run: bool = True, timeout: 
 
 def _check_loading(code: CodeFile, timeout: float) -> None:
     program = "import sys; from openrlhf.agents.agent_file import check_main; check_main(sys.argv[1])"
+    source = code.source.encode("utf-8", "surrogatepass")
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", program, code.path],
-            input=code.source.encode("utf-8", "surrogatepass"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
+        status, output = run_check(["-c", program, code.path], source, timeout)
+    except TimeoutError as error:
         raise CodeFileError(f"{FLAG}: importing {code.path} took longer than {timeout:g} s") from error
-    if done.returncode != 0:
-        text = done.stdout.decode("utf-8", "replace")[-8000:].strip()
-        raise CodeFileError(f"{FLAG}: {code.path} cannot be used:\n{text}")
+    if status != 0:
+        raise CodeFileError(f"{FLAG}: {code.path} cannot be used:\n{output}")
 
 
 def check_main(path: str) -> None:
     """Entry point of the checking process: the source comes on stdin."""
-    import traceback
-
     source = sys.stdin.buffer.read().decode("utf-8", "surrogatepass")
     try:
         load_executor(CodeFile(path=path, source=source))
     except CodeFileError as error:
-        sys.exit(str(error))
+        leave(str(error))
     except (Exception, SystemExit):
-        sys.exit(traceback.format_exc())
+        leave(traceback.format_exc())
+    leave()
 
 
 def load_executor(path_or_code: str | Path | CodeFile) -> GroupExecutor:

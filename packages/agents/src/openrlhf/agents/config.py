@@ -36,7 +36,8 @@ class RewardFunctionConfig:
 
     timeout: float = 60.0
     """Seconds that one call of the reward function (one prompt group) may take; then its process is killed and
-    restarted and the group's samples fail. They are masked out, never scored 0."""
+    restarted and the group's samples fail. They are masked out, never scored 0. Neither the wait for the process nor
+    the import of the file counts."""
 
     def __post_init__(self) -> None:
         if not self.timeout > 0:

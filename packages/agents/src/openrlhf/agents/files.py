@@ -1,17 +1,21 @@
-"""Python files of authors (agents, reward functions): read once, shipped by content, loaded anywhere.
-
-A file that also lies on the disk of the machine that loads it can import its neighbours.
+"""Files of users: text in the encodings that editors write, and code (agents, reward functions), which travels by
+content and is loaded by `modules`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import linecache
-import os
-import sys
+import codecs
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+
+BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark it begins with
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,9 +40,9 @@ def read_code(path: str | Path, flag: str) -> CodeFile:
     if not file.is_file():
         raise CodeFileError(f"{flag}: file not found: {str(path)!r} (looked at {file.absolute()})")
     try:
-        source = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise CodeFileError(f"{flag}: {str(path)!r} is not UTF-8 text: {error}") from error
+        source = decode_source(file.read_bytes())
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise CodeFileError(f"{flag}: {str(path)!r} cannot be decoded: {error}") from error
     return CodeFile(path=str(file.resolve()), source=source)
 
 
@@ -46,31 +50,32 @@ def as_code(path_or_code: str | Path | CodeFile, flag: str) -> CodeFile:
     return path_or_code if isinstance(path_or_code, CodeFile) else read_code(path_or_code, flag)
 
 
-def load_module(code: CodeFile) -> ModuleType:
-    """Runs the file as a module of its own name. Exceptions of the file come out as they are."""
-    digest = hashlib.blake2b(f"{code.path}\0{code.source}".encode(), digest_size=6).hexdigest()
-    name = f"user_file_{Path(code.path).stem}_{digest}"
-    if name in sys.modules:
-        return sys.modules[name]
-    _make_importable(os.path.dirname(code.path), first=True)
-    _make_importable(os.getcwd(), first=False)
-    # Tracebacks show the lines also where the file itself does not exist on this machine.
-    linecache.cache[code.path] = (len(code.source), None, code.source.splitlines(keepends=True), code.path)
-    module = ModuleType(name)
-    module.__file__ = code.path
-    sys.modules[name] = module  # dataclasses and pickle look their module up
-    try:
-        exec(compile(code.source, code.path, "exec"), module.__dict__)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+def decode_text(content: bytes) -> str:
+    """The text of a user's file: in the encoding of its byte order mark (UTF-8, 16 or 32), else UTF-8.
+
+    Lines end as in the file; split them with `text_lines`. Raises UnicodeDecodeError.
+    """
+    return content.decode(_marked_encoding(content) or "utf-8")
 
 
-def _make_importable(folder: str, *, first: bool) -> None:
-    if folder in sys.path or not os.path.isdir(folder):
-        return
-    if first:
-        sys.path.insert(0, folder)
-    else:
-        sys.path.append(folder)
+def text_lines(text: str) -> list[str]:
+    """The lines of a text file, without their ends: a line ends at LF or CRLF and nowhere else.
+
+    `str.splitlines` also cuts at U+2028, U+0085 and others, which stand unescaped in the values of valid JSON lines.
+    """
+    return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+
+
+def decode_source(content: bytes) -> str:
+    """Python source as Python itself would read it (a coding line counts), in UTF-16 and 32 too where a mark says so.
+
+    Raises SyntaxError for an unknown coding line, UnicodeDecodeError.
+    """
+    encoding = _marked_encoding(content)
+    if encoding in (None, "utf-8-sig"):
+        return importlib.util.decode_source(content)
+    return decode_text(content).replace("\r\n", "\n")
+
+
+def _marked_encoding(content: bytes) -> str | None:
+    return next((encoding for mark, encoding in BYTE_ORDER_MARKS if content.startswith(mark)), None)

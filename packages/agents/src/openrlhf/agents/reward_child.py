@@ -2,10 +2,14 @@
 
 Frames on stdin and stdout: 8 bytes of length, then the content. First frame: the file. Then calls (pickle); answers
 are JSON. Whatever the author prints goes to stderr. The process ends when its parent ends.
+
+One event loop lives as long as the process: it waits for calls, so that the author's background tasks go on between
+them, and runs his coroutines. A function that is no coroutine is called outside of it and may use a loop of its own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pickle
@@ -15,6 +19,7 @@ import time
 import traceback
 from typing import Any, BinaryIO
 
+from openrlhf.agents.checking import leave
 from openrlhf.agents.reward_file import RewardFunction, read_code_frame
 
 LENGTH_BYTES = 8
@@ -30,26 +35,28 @@ def main() -> None:
     parent = os.getppid()
     die_with_parent(parent)
     requests, answers = _take_pipes()
-    frame = read_frame(requests)
-    if frame is None:
-        return
-    function = _load(frame, answers)
-    if function is None:
-        return
-    while (frame := read_frame(requests)) is not None:
-        write_frame(answers, _answer(function, pickle.loads(frame)))
+    with asyncio.Runner() as runner:
+        stream = runner.run(_open(requests))
+        frame = runner.run(read_frame(stream))
+        function = None if frame is None else _load(frame, answers, runner)
+        if function is None:
+            return
+        while (frame := runner.run(read_frame(stream))) is not None:
+            write_frame(answers, _answer(function, pickle.loads(frame)))
 
 
 def _check() -> None:
+    code = read_code_frame(sys.stdin.buffer.read())
     try:
-        RewardFunction(read_code_frame(sys.stdin.buffer.read()))
+        RewardFunction(code, asyncio.Runner())
     except (Exception, SystemExit) as error:
-        sys.exit(_author_traceback(error))
+        leave(_author_traceback(error))
+    leave()
 
 
-def _load(frame: bytes, answers: BinaryIO) -> RewardFunction | None:
+def _load(frame: bytes, answers: BinaryIO, runner: asyncio.Runner) -> RewardFunction | None:
     try:
-        function = RewardFunction(read_code_frame(frame))
+        function = RewardFunction(read_code_frame(frame), runner)
     except (Exception, SystemExit) as error:
         write_frame(answers, _error(error))
         return None
@@ -60,7 +67,7 @@ def _load(frame: bytes, answers: BinaryIO) -> RewardFunction | None:
 def _answer(function: RewardFunction, call: tuple[Any, ...]) -> dict[str, Any]:
     try:
         result = function(*call)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
         return _error(error)
     failures = [None if f is None else f.message for f in result.failures]
     return {
@@ -97,14 +104,20 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     return requests, answers
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
+async def _open(requests: BinaryIO) -> asyncio.StreamReader:
+    stream = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(stream)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, requests)
+    return stream
+
+
+async def read_frame(stream: asyncio.StreamReader) -> bytes | None:
     """One frame, or None at the end of the stream."""
-    head = stream.read(LENGTH_BYTES)
-    if len(head) < LENGTH_BYTES:
+    try:
+        size = int.from_bytes(await stream.readexactly(LENGTH_BYTES), "big")
+        return await stream.readexactly(size)
+    except asyncio.IncompleteReadError:
         return None
-    size = int.from_bytes(head, "big")
-    content = stream.read(size)
-    return content if len(content) == size else None
 
 
 def write_frame(stream: BinaryIO, answer: dict[str, Any]) -> None:

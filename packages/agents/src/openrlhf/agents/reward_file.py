@@ -9,22 +9,23 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from openrlhf.agents.files import CodeFile, CodeFileError, as_code, load_module
+from openrlhf.agents.checking import run_check
+from openrlhf.agents.files import CodeFile, CodeFileError, as_code
+from openrlhf.agents.modules import load_module
 from openrlhf.agents.rewards import RewardResult, normalize_rewards
 
 FLAG = "--reward.remote_url"
 FUNCTION = "reward_func"
 SIGNATURE = "reward_func(queries, prompts, labels)"
-CHECK_SECONDS = 120.0
+IMPORT_SECONDS = 300.0
+"""How long a file may take to be imported (torch, math-verify, a small model) on a busy machine."""
 
 
-def check_reward_file(path: str | Path | CodeFile, *, run: bool = True, timeout: float = CHECK_SECONDS) -> CodeFile:
+def check_reward_file(path: str | Path | CodeFile, *, run: bool = True, timeout: float = IMPORT_SECONDS) -> CodeFile:
     """Checks that a file defines `reward_func(queries, prompts, labels)` and returns it for shipping.
 
     Syntax and signature are read from the source; with `run` the file is also imported once, in another process.
@@ -63,21 +64,12 @@ def wrong_signature(code: CodeFile, found: str) -> str:
 
 
 def _check_import(code: CodeFile, timeout: float) -> None:
-    command = [sys.executable, "-P", "-m", "openrlhf.agents.reward_child", "--check"]
     try:
-        done = subprocess.run(
-            command,
-            input=code_frame(code),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
+        status, output = run_check(["-m", "openrlhf.agents.reward_child", "--check"], code_frame(code), timeout)
+    except TimeoutError as error:
         raise CodeFileError(f"{FLAG}: importing {code.path} took longer than {timeout:g} s") from error
-    if done.returncode != 0:
-        text = done.stdout.decode("utf-8", "replace")[-8000:].strip()
-        raise CodeFileError(f"{FLAG}: {code.path} cannot be used:\n{text}")
+    if status != 0:
+        raise CodeFileError(f"{FLAG}: {code.path} cannot be used:\n{output}")
 
 
 def code_frame(code: CodeFile) -> bytes:
@@ -95,10 +87,13 @@ class RewardFunction:
 
     Functions, coroutine functions, objects with __call__ and classes without constructor arguments are accepted.
     A function with a `responses` argument or **kwargs also gets `responses`, the response part of every query.
+    Import and coroutines use the one event loop of `runner`, so that clients, queues and tasks outlive a call.
     """
 
-    def __init__(self, code: CodeFile) -> None:
+    def __init__(self, code: CodeFile, runner: asyncio.Runner) -> None:
         self.code = code
+        self._runner = runner
+        self._set_loop()
         function: Any = getattr(load_module(code), FUNCTION, None)
         if function is None:
             raise CodeFileError(f"{FLAG}: {code.path} defines no {FUNCTION}; expected {SIGNATURE}")
@@ -111,10 +106,15 @@ class RewardFunction:
         self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], responses: Sequence[str] | None
     ) -> RewardResult:
         extra = {"responses": list(responses)} if self.takes_responses and responses is not None else {}
+        self._set_loop()
         result = self.function(list(queries), list(prompts), list(labels), **extra)
         if inspect.isawaitable(result):
-            result = asyncio.run(_await(result))
+            result = self._runner.run(_await(result))
         return normalize_rewards(result, len(queries), f"{self.code.name}: {FUNCTION}")
+
+    def _set_loop(self) -> None:
+        """For code that asks for the current loop outside of a coroutine; a call of asyncio.run takes it away."""
+        asyncio.set_event_loop(self._runner.get_loop())
 
 
 async def _await(result: Any) -> Any:

@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from openrlhf.agents.files import CodeFile
-from openrlhf.agents.reward_file import code_frame
+from openrlhf.agents.reward_file import IMPORT_SECONDS, code_frame
 from openrlhf.agents.rewards import RewardError, RewardProcessDiedError, RewardResult, RewardTimeoutError
 from openrlhf.agents.types import Failure
 
 logger = logging.getLogger(__name__)
 LENGTH_BYTES = 8
-START_SECONDS = 120.0  # imports of the author's file (torch, math-verify) on a busy machine
 CLOSE_SECONDS = 1.0
 PASSED_ON_BYTES = 64 * 1024  # of the author's prints, per process; the rest is dropped
 CHUNK = 64 * 1024
@@ -52,7 +51,8 @@ class RewardProcess:
             start_new_session=True,
         )
         self._output = asyncio.create_task(self._pass_output_on())
-        answer = await self._exchange(code_frame(self.code), START_SECONDS, "importing it")
+        limit = f"{IMPORT_SECONDS:g} s, the limit of an import (--reward.timeout counts for calls only)"
+        answer = await self._exchange(code_frame(self.code), IMPORT_SECONDS, "importing it", limit)
         if "error" in answer:
             await self.kill()
             raise RewardError(f"{self.code.path} cannot be used: {answer['error']}", answer["traceback"])
@@ -67,18 +67,19 @@ class RewardProcess:
             await self.start()
         responses = None if responses is None else list(responses)
         frame = pickle.dumps((list(queries), list(prompts), list(labels), responses))
-        answer = await self._exchange(frame, self.timeout, f"reward_func({len(queries)} samples)")
+        limit = f"--reward.timeout {self.timeout:g} s"
+        answer = await self._exchange(frame, self.timeout, f"reward_func({len(queries)} samples)", limit)
         if "error" in answer:
             raise RewardError(f"{self.code.name}: reward_func raised {answer['error']}", answer["traceback"])
         return _read_result(answer)
 
-    async def _exchange(self, frame: bytes, seconds: float, what: str) -> dict[str, Any]:
+    async def _exchange(self, frame: bytes, seconds: float, what: str, limit: str) -> dict[str, Any]:
         try:
             async with asyncio.timeout(seconds):
                 return await self._send(frame)
         except TimeoutError as error:
             await self.kill()
-            message = f"{self.code.name}: {what} took longer than --reward.timeout {seconds:g} s, process killed"
+            message = f"{self.code.name}: {what} took longer than {limit}, process killed"
             raise RewardTimeoutError(message) from error
         except (OSError, EOFError) as error:  # the pipe is gone
             code = await self.kill()

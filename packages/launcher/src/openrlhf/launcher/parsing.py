@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from openrlhf.agents.files import decode_text
 from openrlhf.launcher.commands import (
     LORA_COMBINER,
     SERVE_RM,
@@ -152,7 +153,7 @@ def _read_file(command: Command, name: str, values: dict[str, Any]) -> list[str]
     if not path.is_file():
         return [f"--config: there is no file {str(path.absolute())!r}"]
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(decode_text(path.read_bytes()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         return [f"--config {name}: not a TOML file: {error}"]
     problems: list[str] = []

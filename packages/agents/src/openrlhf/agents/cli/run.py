@@ -13,6 +13,7 @@ from typing import Any
 from openrlhf.agents.agent_file import load_executor
 from openrlhf.agents.cli.check import make_cli_context, run_and_close
 from openrlhf.agents.cli.models import add_model_arguments, make_tokenizer
+from openrlhf.agents.files import decode_text, text_lines
 from openrlhf.agents.types import PromptItem, Trajectory
 
 
@@ -47,7 +48,11 @@ def read_prompts(path: Path, input_key: str, label_key: str, limit: int | None) 
     if not path.is_file():
         raise FileNotFoundError(f"--data: file not found: {str(path)!r}")
     items: list[PromptItem] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = text_lines(decode_text(path.read_bytes()))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--data {path}: cannot be decoded: {error}") from error
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         if limit is not None and len(items) >= limit:

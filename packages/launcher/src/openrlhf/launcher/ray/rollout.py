@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -40,7 +41,9 @@ class RayRollout:
 
     A worker that dies or blocks is replaced and its groups are rolled out again elsewhere. Groups to which that happens
     twice run one at a time, until the one that takes its worker with it is found; only that one fails. group_timeout
-    bounds one group in seconds, silence the time that a worker may say nothing; decode turns token ids into text.
+    bounds one group in seconds, counted from the last group that its worker finished: waiting in a queue there (for a
+    slot, for the reward function) is no fault of the group. silence is the time that a worker may say nothing; decode
+    turns token ids into text.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class RayRollout:
         self._fleet = fleet
         self.actors: list[Any] = [spawn(i) for i in range(workers)]
         self._running = [0] * workers
+        self._finished = [-math.inf] * workers  # when a worker last finished a group
         self._replaced = 0
         self._alone = asyncio.Lock()
         self._convicted = 0
@@ -143,7 +147,7 @@ class RayRollout:
         actor = self.actors[worker]
         self._running[worker] += 1
         try:
-            group = await self._run_on(actor, item, evaluation)
+            group = await self._run_on(worker, actor, item, evaluation)
         except (WorkerDiedError, *DEATHS) as error:
             if self._fatal.done():
                 raise
@@ -151,6 +155,7 @@ class RayRollout:
             return None, first_line(error)
         finally:
             self._running[worker] -= 1
+        self._finished[worker] = asyncio.get_running_loop().time()
         self._replaced = 0
         return group, ""
 
@@ -185,11 +190,11 @@ class RayRollout:
             await self._fleet.wake_weights()
             await self._fleet.wake_cache()
 
-    async def _run_on(self, actor: Any, item: PromptItem, evaluation: EvalRequest | None) -> Group:
+    async def _run_on(self, worker: int, actor: Any, item: PromptItem, evaluation: EvalRequest | None) -> Group:
         infos, handle = actor.run_group.options(num_returns=2).remote(item, evaluation)
         answer = asyncio.wrap_future(infos.future())
         try:
-            await asyncio.wait((answer, self._fatal), timeout=self._group_timeout, return_when=asyncio.FIRST_COMPLETED)
+            await self._answer_or_silence(answer, worker)
             if self._fatal.done():
                 raise self._fatal.result()
             if not answer.done():
@@ -200,6 +205,15 @@ class RayRollout:
         finally:
             answer.cancel()
         return Group(prompt=item, samples=samples, handle=handle)
+
+    async def _answer_or_silence(self, answer: asyncio.Future[Any], worker: int) -> None:
+        """Until the answer or the end of the run, at most group_timeout without a group that the worker finishes."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while (left := max(began, self._finished[worker]) + self._group_timeout - loop.time()) > 0:
+            done, _ = await asyncio.wait((answer, self._fatal), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return
 
     async def _replace(self, worker: int, actor: Any, why: str) -> None:
         if self.actors[worker] is not actor:

@@ -13,6 +13,7 @@ from typing import Any
 import ray
 
 from openrlhf.agents.engine import SamplingParams
+from openrlhf.agents.reward_file import IMPORT_SECONDS
 from openrlhf.launcher.commands import TRAIN_PPO_RAY
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.data.sampler import PromptSampler
@@ -31,6 +32,7 @@ from openrlhf.launcher.ray.learner_group import RankGroup, RayLearner
 from openrlhf.launcher.ray.placement import Reservation, plan_placement
 from openrlhf.launcher.ray.rollout import RayRollout
 from openrlhf.launcher.ray.weight_push import Pause, WeightPush
+from openrlhf.launcher.rewards.http import RetryPolicy
 from openrlhf.launcher.saved import config_toml
 from openrlhf.launcher.trainer.loop import MetricSink, TrainerParts
 from openrlhf.launcher.trainer.rank_config import RankConfig, rank_config
@@ -43,6 +45,8 @@ log = logging.getLogger(__name__)
 SETUP_TIMEOUT = 1800.0
 REQUEST_TIMEOUT = 3600.0
 """Bound of one generation call within a group's bound: long answers take long, a dead engine is seen at once."""
+REWARD_ATTEMPTS = RetryPolicy().attempts
+"""How often one reward call is made at most: a server is asked again, a function whose process dies is called again."""
 SIGN_OF_LIFE_TIMEOUT = 60.0
 """What an agent worker may take to answer beyond the time for which its own watchdog lets an agent block it."""
 
@@ -265,7 +269,8 @@ def start_rollout(
         )
 
     turns = config.agent.max_turns if config.train.agent_func_path else 1
-    bound = (config.agent.timeout + REQUEST_TIMEOUT) * turns + config.reward.timeout + 60.0
+    reward = (config.reward.timeout + IMPORT_SECONDS) * REWARD_ATTEMPTS
+    bound = (config.agent.timeout + REQUEST_TIMEOUT) * turns + reward + 60.0
     return RayRollout(
         spawn,
         fleet,

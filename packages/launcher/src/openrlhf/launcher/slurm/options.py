@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from openrlhf.agents.files import decode_text
 from openrlhf.launcher.slurm.names import minutes
 from openrlhf.launcher.slurm.ports import BASE
 
@@ -85,8 +86,8 @@ def site_defaults(parser: argparse.ArgumentParser, given: str | None) -> dict[st
             raise OptionError(f"there is no file {str(path)!r} (--site or ${SITE_VARIABLE})")
         return {}
     try:
-        values = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+        values = tomllib.loads(decode_text(path.read_bytes()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{str(path)!r} is no TOML file: {error}") from None
     actions = {action.dest: action for action in parser._actions}
     for name, value in values.items():
