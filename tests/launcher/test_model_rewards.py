@@ -15,10 +15,12 @@ from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import build
 from openrlhf.launcher.trainer.model_rewards import RewardStream, add_rewards, reward_stream
 from openrlhf.launcher.trainer.protocols import Group, SampleRef
+from openrlhf.rollout.failure_share import RolloutFailedError
 from support.trainer_fakes import FAILED, GOOD, FakeLearner, fake_run, unscored
 
 MODEL: dict[str, Any] = {"reward.remote_url": None, "reward.model_name_or_path": "rm"}
 ASYNC: dict[str, Any] = {"train.async_enable": True}
+BATCH_OF_40: dict[str, Any] = {"rollout.batch_size": 10, "rollout.n_samples_per_prompt": 4, "train.batch_size": 40}
 
 
 class Model(FakeLearner):
@@ -59,6 +61,22 @@ def test_a_reward_that_is_not_finite_makes_the_sample_fail() -> None:  # B014
     (scored,) = asyncio.run(add_rewards(model, [group(0)]))
     assert [s.failed for s in scored.samples] == [False, True]
     assert scored.samples[1].failure == "reward: the reward model gave nan"
+
+
+@pytest.mark.parametrize("placement", [{}, {"train.colocate_all": True}, ASYNC, {"train.colocate_all": True, **ASYNC}])
+@pytest.mark.parametrize(("bad", "ends"), [(1, False), (5, True)])
+def test_n03_rewards_that_are_not_finite_count_as_failures(placement: dict[str, Any], bad: int, ends: bool) -> None:
+    """Of 40 samples, whether they are scored while others generate or after all of them."""
+    handles = {f"h{i}" for i in range(bad)}
+    model = FakeLearner(rewards=lambda s: float("nan") if s.handle in handles and s.position == 0 else 1.0)
+    run = fake_run(10, score=unscored, learner=model, **BATCH_OF_40, **MODEL, **placement)
+    if ends:
+        with pytest.raises(RolloutFailedError, match=r"5 of \d+ samples failed(?s:.*)the reward model gave nan"):
+            run.run()
+    else:
+        run.run()
+        assert len(run.trained()) == 39
+        assert run.sink.steps[0]["rollout/failed_samples_reward"] == 1.0
 
 
 def test_every_group_is_a_call_of_its_own_in_the_synchronous_pipeline() -> None:

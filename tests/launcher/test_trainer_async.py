@@ -11,7 +11,7 @@ import pytest
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.signals import StoppedAfterSave
 from openrlhf.launcher.trainer.loop import NoOptimizerStepError
-from openrlhf.rollout.groups import RolloutFailedError
+from openrlhf.rollout.failure_share import RolloutFailedError
 from support.trainer_fakes import FAILED, GOOD, FakeLearner, FakeRun, fake_run, half_right
 
 

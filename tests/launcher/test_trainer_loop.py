@@ -13,7 +13,7 @@ from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.signals import StoppedAfterSave
 from openrlhf.launcher.trainer.loop import NoOptimizerStepError
 from openrlhf.launcher.trainer.protocols import EvalRequest, SampleInfo
-from openrlhf.rollout.groups import RolloutFailedError
+from openrlhf.rollout.failure_share import RolloutFailedError
 from support.trainer_fakes import FAILED, GOOD, FakeLearner, fake_run, half_right, unscored
 
 

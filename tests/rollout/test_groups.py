@@ -8,15 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 
+from openrlhf.rollout.failure_share import RolloutFailedError
 from openrlhf.rollout.groups import (
     GroupRules,
     GroupRunner,
     GroupStats,
     RolloutBatch,
-    RolloutFailedError,
     group_score,
     score_histogram,
 )
+from openrlhf.rollout.pacing import Pacing
 from support.rollout_fakes import FakeGroup, FakeSample, ScriptedRollout, group
 
 A, B, C = 0, 1, 2
@@ -189,6 +190,41 @@ def test_a_few_failures_are_allowed() -> None:
     table[2] = [None, 1.0, 1.0, 1.0, 1.0]
     (batch,) = run(range(4), scores(table), GroupRules(batch_size=4), 1)
     assert (len(batch.groups), batch.stats.failed_samples) == (4, 1)
+
+
+@pytest.mark.parametrize("by_arrival", [False, True])
+def test_n01_one_failed_sample_of_a_batch_is_a_small_share_whenever_it_comes(by_arrival: bool) -> None:
+    """Groups that wait for a batch leave few to settle in the next call; the share stays that of a whole batch."""
+
+    async def main() -> None:
+        first = [group(p, 1.0, 1.0, 1.0, 1.0) for p in range(7)]
+        rollout = ScriptedRollout(lambda p: group(p, *([None] if p == 100 else [1.0]), 1.0, 1.0, 1.0))
+        rules = GroupRules(batch_size=8, by_arrival=by_arrival)
+        runner = GroupRunner(range(100, 109), rollout, rules, buffer=first)
+        assert len((await runner.next_batch()).groups) == 8  # one group settled, one of its four samples failed
+        assert len((await runner.next_batch()).groups) == 8
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_n01_the_share_counts_on_across_batches_until_it_is_a_whole_one() -> None:
+    async def main() -> None:
+        rollout = ScriptedRollout(lambda p: group(p, None, 1.0, 1.0, 1.0))
+        pacing = Pacing(8, 3)
+        rules = GroupRules(batch_size=8, in_flight=1, by_arrival=True)
+        runner = GroupRunner(itertools.count(), rollout, rules, buffer=[group(-1, 1.0)] * 7, pacing=pacing)
+        runner._deadlines = dict.fromkeys(range(-7, 0), 3)
+        await runner.next_batch()
+        with pytest.raises(RolloutFailedError, match="4 of 16 samples failed"):
+            await runner.next_batch()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_n01_a_short_last_batch_is_judged_as_a_part_of_a_whole_one() -> None:
+    table: dict[int, Sequence[float | None]] = {p: [1.0] * 4 for p in range(9)} | {8: [None, 1.0, 1.0, 1.0]}
+    batches = run(range(9), scores(table), GroupRules(batch_size=8), 2)
+    assert [len(b.groups) for b in batches] == [8, 1]
 
 
 def test_an_error_of_run_group_cancels_the_others(caplog: pytest.LogCaptureFixture) -> None:

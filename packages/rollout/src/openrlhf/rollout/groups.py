@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from openrlhf.rollout.failure_share import FailureShare
 from openrlhf.rollout.pacing import Pacing
 
 
@@ -44,10 +45,6 @@ P = TypeVar("P")
 G = TypeVar("G", bound=GroupLike)
 
 
-class RolloutFailedError(RuntimeError):
-    """Too many samples of a rollout batch failed (--rollout.max_failed_fraction)."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class GroupRules:
     """Which groups make a batch.
@@ -59,7 +56,7 @@ class GroupRules:
         those that come first in the prompt order (sync, reproducible).
     score_range: exclusive bounds for a group's mean score (--algo.dynamic_filtering_range); None: no filter.
     min_survivors: a group with fewer samples that did not fail is dropped: 2 for group estimators, else 1.
-    max_failed_fraction: of a batch's samples (--rollout.max_failed_fraction); above it the run ends.
+    max_failed_fraction: of a batch's samples (--rollout.max_failed_fraction); above it the run ends (`FailureShare`).
     """
 
     batch_size: int
@@ -81,7 +78,6 @@ class GroupStats:
     samples: int = 0
     failed_samples: int = 0
     failures: Counter[str] = field(default_factory=Counter)
-    first_failure: str = ""
     mean_scores: list[float] = field(default_factory=list)
 
     @property
@@ -129,9 +125,14 @@ class GroupRunner(Generic[P, G]):
         buffer: Iterable[G] = (),
         pacing: Pacing | None = None,
         deadlines: Iterable[int] = (),
+        failures: FailureShare | None = None,
     ) -> None:
-        """buffer: accepted groups of an earlier run that no batch has used yet; deadlines: theirs, with pacing."""
+        """buffer: accepted groups of an earlier run that no batch has used yet; deadlines: theirs, with pacing.
+
+        failures: counts on from the runner of the episode before.
+        """
         self.rules = rules
+        self.failures = failures or FailureShare(rules.max_failed_fraction, rules.batch_size)
         self.pacing = pacing
         self._prompts: Iterator[P] = iter(prompts)
         self._run_group = run_group
@@ -171,6 +172,7 @@ class GroupRunner(Generic[P, G]):
         `run_group` raises.
         """
         stats = GroupStats()
+        self.failures.start_batch()
         try:
             while True:
                 self._draw()
@@ -178,10 +180,11 @@ class GroupRunner(Generic[P, G]):
                     break
                 for task in sorted(await self._next_done(), key=self._running.__getitem__):
                     self._settle(task, stats)
+            if self._dry and not self._running:
+                self.failures.end()
         except BaseException:
             await self.stop()
             raise
-        self._check_failures(stats, final=True)
         numbers = sorted(self._choice())
         groups = [self._accepted.pop(n) for n in numbers]
         if self.pacing is not None and groups:
@@ -268,7 +271,6 @@ class GroupRunner(Generic[P, G]):
             if sample.failed:
                 stats.failed_samples += 1
                 stats.failures[sample.failure_kind] += 1
-                stats.first_failure = stats.first_failure or sample.failure
         score = group_score(group)
         if score is not None:
             stats.mean_scores.append(score)
@@ -281,22 +283,13 @@ class GroupRunner(Generic[P, G]):
             stats.rejected += 1
         if number not in self._accepted:
             self._deadlines.pop(number, None)
-        self._check_failures(stats, group_size=len(group.samples))
+        self.failures.add(group.samples)
 
     def _passes(self, score: float | None) -> bool:
         if self.rules.score_range is None:
             return True
         low, high = self.rules.score_range
         return score is not None and low < score < high
-
-    def _check_failures(self, stats: GroupStats, *, group_size: int = 0, final: bool = False) -> None:
-        """Before the end of a batch the fraction is taken of at least a whole batch, afterwards of what there was."""
-        base = stats.samples if final else max(stats.samples, self.rules.batch_size * group_size)
-        if stats.failed_samples > self.rules.max_failed_fraction * base:
-            raise RolloutFailedError(
-                f"{stats.failed_samples} of {stats.samples} samples failed, more than --rollout.max_failed_fraction "
-                f"{self.rules.max_failed_fraction:g} of a rollout batch allows; the first one:\n{stats.first_failure}"
-            )
 
 
 def score_histogram(mean_scores: Sequence[float], bins: int = 10) -> str:

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from openrlhf.agents.types import PromptItem
 from openrlhf.core.config import GROUP_ESTIMATORS
 from openrlhf.launcher.config import TrainPPOConfig
-from openrlhf.launcher.trainer.protocols import Group
+from openrlhf.launcher.trainer.protocols import Group, SampleInfo
+from openrlhf.rollout.failure_share import FailureShare
 from openrlhf.rollout.groups import GroupRules, GroupRunner, GroupStats, RolloutBatch, score_histogram
 from openrlhf.rollout.pacing import Pacing
 
@@ -84,10 +85,10 @@ def failure_metrics(failures: Mapping[str, int]) -> dict[str, float]:
     return {"rollout/failed_samples": float(sum(counts.values()))} | by_kind
 
 
-def late_failures(sampled: Sequence[Group], rewarded: Sequence[Group]) -> dict[str, float]:
-    """`failure_metrics` of the samples that a reward model failed after their batch was complete."""
+def late_failures(sampled: Sequence[Group], rewarded: Sequence[Group]) -> list[SampleInfo]:
+    """The samples that a reward model failed after their batch was complete."""
     pairs = ((s, r) for a, b in zip(sampled, rewarded, strict=True) for s, r in zip(a.samples, b.samples, strict=True))
-    return failure_metrics(Counter(r.failure_kind for s, r in pairs if r.failed and not s.failed))
+    return [r for s, r in pairs if r.failed and not s.failed]
 
 
 class Collector:
@@ -104,6 +105,7 @@ class Collector:
         self._runner: GroupRunner[PromptItem, Group] | None = None
         self._seen = GroupStats()
         self._failures: Counter[str] = Counter()  # since the last batch
+        self._share = FailureShare(config.rollout.max_failed_fraction, config.rollout.batch_size)
 
     def start(self) -> None:
         """Begin the run at the first prompt."""
@@ -111,7 +113,9 @@ class Collector:
 
     def resume(self, episode: int, untrained: Untrained) -> None:
         """Go on in this episode, where the prompt source already stands."""
+        rollout = self._config.rollout
         self.episode = episode
+        self._share = FailureShare(rollout.max_failed_fraction, rollout.batch_size, resumed=True)
         self._runner = self._new_runner(untrained)
 
     async def next_batch(self) -> Collected | None:
@@ -132,6 +136,14 @@ class Collector:
             self.episode += 1
             self._prompts.start_episode(self.episode)
             self._runner = None
+
+    def fail(self, samples: Sequence[SampleInfo]) -> dict[str, float]:
+        """Count samples that failed after their batch was complete. Returns their metrics.
+
+        Raises RolloutFailedError when with them too many samples failed.
+        """
+        self._share.fail(samples)
+        return failure_metrics(Counter(s.failure_kind for s in samples))
 
     def untrained(self) -> Untrained:
         """Groups without a batch, at this moment."""
@@ -161,6 +173,7 @@ class Collector:
             buffer=untrained.groups,
             pacing=self._pacing,
             deadlines=untrained.deadlines if self._pacing else (),
+            failures=self._share,
         )
 
     def _items(self) -> Iterator[PromptItem]:

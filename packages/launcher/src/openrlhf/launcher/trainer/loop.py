@@ -188,6 +188,7 @@ class Trainer:
         began = self.parts.clock() - phases["timing/generation"]
         with self._timed(phases, "make_experience"):
             groups = await self._rewarded(collected.groups)
+            failed = self.pipeline.fail(late_failures(collected.groups, groups))
             shaped = self._shape(groups)
             mini_batches = cut_mini_batches(
                 shaped.samples,
@@ -195,7 +196,7 @@ class Trainer:
                 seed=self.config.train.seed,
                 step=self.state.step,
             )
-            metrics = sum_metrics(shaped.metrics, collected.metrics, late_failures(collected.groups, groups))
+            metrics = sum_metrics(shaped.metrics, collected.metrics, failed)
             metrics |= staleness(collected.groups, self.state.version)
             if mini_batches:
                 metrics |= await self.parts.learner.prepare(mini_batches, kl_coef=self.kl.value)

@@ -15,7 +15,7 @@ from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.trainer.collect import Collected, Collector, PromptSource, Untrained
 from openrlhf.launcher.trainer.model_rewards import RewardStream
-from openrlhf.launcher.trainer.protocols import EvalRequest, Group, Rollout
+from openrlhf.launcher.trainer.protocols import EvalRequest, Group, Rollout, SampleInfo
 from openrlhf.rollout.pacing import Pacing
 
 
@@ -53,6 +53,13 @@ class Pipeline(Protocol):
 
     async def evaluate(self, items: Sequence[PromptItem], request: EvalRequest) -> list[Group]:
         """Every prompt of an evaluation, in order."""
+        ...
+
+    def fail(self, samples: Sequence[SampleInfo]) -> dict[str, float]:
+        """Count samples of the last batch that a reward model failed. Returns their metrics.
+
+        Raises RolloutFailedError when with them too many samples failed.
+        """
         ...
 
     def untrained(self) -> Untrained:
@@ -128,6 +135,9 @@ class SyncPipeline:
     async def _run_group(self, item: PromptItem, evaluation: EvalRequest | None = None) -> Group:
         group = await self._rollout.run_group(item, evaluation=evaluation)
         return group if self._rewards is None else await self._rewards.score(group)
+
+    def fail(self, samples: Sequence[SampleInfo]) -> dict[str, float]:
+        return self._collector.fail(samples)
 
     def untrained(self) -> Untrained:
         rest = self._collector.untrained()
@@ -244,6 +254,9 @@ class AsyncPipeline:
 
     async def evaluate(self, items: Sequence[PromptItem], request: EvalRequest) -> list[Group]:
         return list(await asyncio.gather(*(self._run_group(i, request) for i in items)))
+
+    def fail(self, samples: Sequence[SampleInfo]) -> dict[str, float]:
+        return self._collector.fail(samples)
 
     def untrained(self) -> Untrained:
         rest = self._collector.untrained()
