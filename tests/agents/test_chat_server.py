@@ -296,6 +296,20 @@ def test_context_exceeded_is_a_truncated_sample():  # B086
     assert len(t.token_ids) <= 200
 
 
+def test_n02_a_reply_that_is_cut_makes_all_samples_of_the_episode_truncated():
+    """They share one reward, so what a penalty looks at is the episode."""
+
+    async def agent(executor, prompt, session_id):
+        async with client(executor, session_id) as api:
+            for text in ("a", "b"):  # the second call edits the history: a branch of its own
+                await api.chat.completions.create(model="policy", messages=[message(text)])
+        return 1.0
+
+    samples, _ = run(agent, ["long answer", "two"], max_new_tokens=4)
+    assert [t.turns[0].finish_reason for t in samples] == ["length", "stop"]
+    assert [t.stop_reason for t in samples] == [StopReason.LENGTH] * 2
+
+
 @pytest.mark.parametrize(("result", "text"), [("no", "must be one number"), ({"scores": 1}, "must return a reward")])
 def test_run_agent_must_return_a_reward(result, text):
     async def agent(executor, prompt, session_id):

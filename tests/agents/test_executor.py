@@ -1,12 +1,14 @@
 """Executors: token bookkeeping, budgets, truncation, token-level control."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from openrlhf.agents.engine import EngineError, Generation, SamplingParams
+from openrlhf.agents.recorder import Outcome, Recorder
 from openrlhf.agents.testing import ByteTokenizer, ScriptedEngine, run_episode, run_group
-from openrlhf.agents.types import StopReason
+from openrlhf.agents.types import PromptItem, StopReason
 from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor, SingleTurnExecutor
 from support.agents_episodes import EOS, agent, failure, ids, last, more
 
@@ -234,6 +236,21 @@ def test_never_done_ends_at_the_context():  # B068
     assert (t.stop_reason, len(t.token_ids)) == (StopReason.LENGTH, 10)
 
 
+@pytest.mark.parametrize("answers", [([1, 2, 3, 4], "x"), ("x", [1, 2, 3, 4])])
+def test_n02_a_turn_that_is_cut_makes_a_truncated_episode(answers):
+    """Whichever turn it is, and whatever the environment makes of it."""
+    t = run_episode(agent(more("."), last(1.0)), list(answers), "ab", max_new_tokens=3)
+    assert sorted(turn.finish_reason for turn in t.turns) == ["length", "stop"]
+    assert (t.stop_reason, t.truncated, t.reward) == (StopReason.LENGTH, True, 1.0)
+
+
+def test_n02_a_cut_turn_is_told_apart_from_the_turn_limit_and_from_failures():
+    assert run_episode(agent(more("")), [[1, 2, 3]], max_new_tokens=2, max_turns=3).stop_reason is StopReason.LENGTH
+    failed = run_episode(agent(more("."), {}), [[1, 2, 3]], max_new_tokens=2)
+    assert failed.failed
+    assert failed.stop_reason is StopReason.FAILED
+
+
 # --- token-level control --------------------------------------------------------------------------------------------
 
 
@@ -267,6 +284,33 @@ def test_execute_returns_a_dict(images):  # O01
     assert t.versions == [-1, 4, 4, 4]
     assert t.logprobs[1:] == [-(1 + i % 7) / 10 for i in (*ids("xy"), EOS)]
     assert (t.reward, t.score, t.label, t.truncated) == (0.5, 0.5, "l", False)
+
+
+@pytest.mark.parametrize(("said", "truncated"), [(None, True), (True, True), (False, False)])
+def test_n02_a_dict_is_truncated_where_its_call_was_cut_unless_it_says_otherwise(said, truncated):
+    t = run_episode(custom(lambda p, g: as_dict(p, g, truncated=said)), [[1, 2, 3]], "p", max_new_tokens=2)
+    assert (t.turns[0].finish_reason, t.truncated) == ("length", truncated)
+    assert t.stop_reason is (StopReason.LENGTH if truncated else StopReason.DONE)
+
+
+def test_n02_a_trajectory_of_an_executor_is_truncated_where_its_call_was_cut():
+    def own(prompt_ids, generation):
+        recorder = Recorder(prompt_ids)
+        recorder.append_sampled(generation)
+        t = recorder.finish(PromptItem(group_id="g", prompt="p"), 0, Outcome(stop_reason=StopReason.DONE, reward=1.0))
+        return replace(t, stop_reason=StopReason.DONE)
+
+    assert run_episode(custom(own), [[1, 2, 3]], "p", max_new_tokens=2).stop_reason is StopReason.LENGTH
+    assert run_episode(custom(own), [[1, 2, 3]], "p", max_new_tokens=4).stop_reason is StopReason.DONE
+
+
+@pytest.mark.parametrize("reason", ["error", "repetition", "eos", ""])
+def test_n09_a_finish_reason_that_is_none_fails_the_sample_by_name(reason):
+    generation = Generation(token_ids=[9], logprobs=[-0.1], versions=[0], finish_reason=reason)
+    for executor in (SingleTurnExecutor(), agent(last()), custom(as_dict)):
+        t = run_episode(executor, [generation])
+        assert failure(t).border == "engine"
+        assert f"finish_reason {reason!r}; an answer ends with one of stop, length, abort" in failure(t).message
 
 
 def test_execute_result_is_cut_to_the_context():

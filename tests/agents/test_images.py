@@ -194,3 +194,9 @@ def test_custom_executors_are_expanded_too():
     samples = run_group(Custom, ScriptedEngine([[65]]), "a#", images=["xyz"], image_reader=Reader(), n_samples=2)
     assert [list(t.token_ids) for t in samples] == [[ord("a"), 1000, 1001, 1002, 65]] * 2
     assert [t.images for t in samples] == [(b"xyz",)] * 2
+
+
+def test_n02_a_sample_that_is_cut_to_the_context_ended_because_of_length():
+    whole = sample([PLACE, 65, 66], [b"ab"], 2)
+    assert expand_trajectory(whole, Reader(), 4).stop_reason is StopReason.STOP
+    assert expand_trajectory(whole, Reader(), 3).stop_reason is StopReason.LENGTH

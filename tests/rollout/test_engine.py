@@ -7,9 +7,11 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -207,9 +209,12 @@ def test_a_bad_request_is_a_result_and_harms_no_other(stage: Stage) -> None:
     asked = requests(3)
     asked.insert(1, GenerateRequest(request_id="long", token_ids=[5] * 300, sampling=SamplingParams(max_tokens=2)))
     asked.append(GenerateRequest(request_id="hot", token_ids=[5], sampling=SamplingParams(temperature=-1.0)))
-    results = generate_many(stage, asked)
+    asked.append(GenerateRequest(request_id="half", token_ids=[5.5], sampling=SamplingParams(max_tokens=2)))  # type: ignore[list-item]
+    arrays = [replace(r, request_id=f"array-{r.request_id}", token_ids=list(np.array(r.token_ids))) for r in asked[2:4]]
+    results = generate_many(stage, [*asked, *arrays])  # N10: integers of NumPy are integers
     assert [type(results[f"r{i}"]) for i in range(3)] == [Generation] * 3
-    for name, reason in (("long", "length 300"), ("hot", "temperature")):
+    assert [results[f"array-r{i}"] for i in (1, 2)] == [results[f"r{i}"] for i in (1, 2)]
+    for name, reason in (("long", "length 300"), ("hot", "temperature"), ("half", "no integer: 5.5")):
         failure = results[name]
         assert isinstance(failure, RequestFailure)
         assert not failure.engine_fault
@@ -355,6 +360,18 @@ def test_abort_delivers_what_was_sampled(stage: Stage) -> None:
     for _, answer in (pair for chunk in generating.result(180) for pair in chunk):
         assert answer.finish_reason == "abort"
         assert 0 < len(answer.token_ids) == len(answer.logprobs) < 240
+
+
+def test_n12_requests_that_are_left_over_at_a_push_end_and_the_push_is_whole(stage: Stage) -> None:
+    slow = SamplingParams(max_tokens=240, ignore_eos=True)
+    asked = [GenerateRequest(request_id=f"left-{i}", token_ids=PROMPT, sampling=slow) for i in range(2)]
+    generating = stage.host.submit("untied", "generate_many", asked)
+    time.sleep(0.1)
+    stage.push("untied")
+    assert [answer.finish_reason for chunk in generating.result(180) for _, answer in chunk] == ["abort"] * 2
+    answer = stage.generate("untied", max_tokens=24, seed=1)
+    assert set(answer.versions) == {stage.versions["untied"]}
+    assert stage.check("untied", PROMPT, answer) < 1e-4
 
 
 def test_sleep_and_wake_do_no_harm_on_cpu(stage: Stage) -> None:

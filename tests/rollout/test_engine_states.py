@@ -21,7 +21,7 @@ class Core:
         self.errored = False
 
     def __getattr__(self, name: str) -> Any:
-        async def call(*_: Any) -> None:
+        async def call(*_: Any, **__: Any) -> None:
             await asyncio.sleep(0)
             if name == self.breaks:
                 raise RuntimeError(f"{name} broke")
@@ -89,11 +89,45 @@ def test_a_core_that_dies_in_a_push_ends_it(monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(main())
 
 
-def test_a_push_into_unfinished_requests_is_refused() -> None:
+def test_n12_requests_left_over_at_a_push_are_aborted(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        own = engine()
+        own._live |= {"r0#1", "r1#2"}
+        asked: list[str] = []
+
+        async def abort(names: list[str]) -> None:
+            asked.extend(names)
+            asyncio.get_running_loop().call_later(0.02, own._live.clear)
+
+        own._llm.abort = abort  # type: ignore[union-attr,method-assign,assignment]
+        await own.start_weight_update()
+        assert (sorted(asked), own._live) == (["r0#1", "r1#2"], set())
+        await own.finish_weight_update(1)
+        await own._ready_for("r2")
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+    assert "engine 0 aborts 2 requests left over at a weight push: r0#1, r1#2" in caplog.text
+
+
+def test_n12_a_paused_engine_keeps_its_requests_during_a_push() -> None:
     async def main() -> None:
         own = engine()
         own._live.add("r0#1")
-        with pytest.raises(RuntimeError, match="1 unfinished requests: pause it before a weight push"):
+        await own.pause()
+        await own.start_weight_update()
+        assert own._live == {"r0#1"}
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_n12_a_request_that_does_not_end_fails_the_push_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openrlhf.rollout.engine.DEATH_POLL_S", 0.01)
+    monkeypatch.setattr("openrlhf.rollout.engine.PUSH_TIMEOUT_S", 0.03)
+
+    async def main() -> None:
+        own = engine()
+        own._live.add("r0#1")
+        with pytest.raises(EngineDownError, match=r"could not end left-over requests: .* within 0\.03 s"):
             await own.start_weight_update()
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), 10))

@@ -222,7 +222,8 @@ def test_n01_the_share_counts_on_across_batches_until_it_is_a_whole_one() -> Non
 
 
 def test_n01_a_short_last_batch_is_judged_as_a_part_of_a_whole_one() -> None:
-    table: dict[int, Sequence[float | None]] = {p: [1.0] * 4 for p in range(9)} | {8: [None, 1.0, 1.0, 1.0]}
+    table: dict[int, Sequence[float | None]] = {p: [1.0] * 4 for p in range(9)}
+    table[8] = [None, 1.0, 1.0, 1.0]
     batches = run(range(9), scores(table), GroupRules(batch_size=8), 2)
     assert [len(b.groups) for b in batches] == [8, 1]
 

@@ -8,7 +8,7 @@ import pytest
 
 from openrlhf.agents.engine import EngineError, Generation, SamplingParams
 from openrlhf.rollout.requests import GenerateRequest, RequestRejectedError
-from openrlhf.rollout.router import MAX_MOVES, Router, RouterTimeouts
+from openrlhf.rollout.router import MAX_EVICTIONS, MAX_MOVES, Router, RouterTimeouts
 from support.rollout_fakes import EchoEngine
 
 FAST = RouterTimeouts(probe_interval=0.05, probe=0.05, no_engine=0.2)
@@ -211,6 +211,60 @@ def test_a_request_that_takes_engines_down_stops_moving() -> None:
         await router.close()
 
     asyncio.run(main())
+
+
+def test_n10_requests_that_leave_an_engine_that_was_given_up_have_not_failed() -> None:
+    """An engine that falls silent again and again takes its requests with it, which is no fault of theirs."""
+    engines = [EchoEngine(f"engine-{i}") for i in range(MAX_MOVES + 2)]
+    for engine in engines[:-1]:
+        engine.silent = True
+
+    async def main() -> None:
+        router = Router(engines, timeouts=FAST)
+        check_answers([await ask(router, 1, 0)])
+        assert len(router.down()) == MAX_MOVES + 1
+        await router.close()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_n10_leaving_engines_has_a_bound() -> None:
+    engines = [EchoEngine(f"engine-{i}") for i in range(MAX_EVICTIONS + 1)]
+    for engine in engines:
+        engine.silent = True
+    fast = RouterTimeouts(probe_interval=0.005, probe=0.005, no_engine=0.2)
+
+    async def main() -> None:
+        router = Router(engines, timeouts=fast)
+        with pytest.raises(EngineError, match=f"lost {MAX_EVICTIONS + 1} engines, the last time: engine-"):
+            await ask(router, 1, 0)
+        await router.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+class PoisonedEngine(EchoEngine):
+    """Dies of prompt 13, under whatever else it serves."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        if request.token_ids[0] == 13:
+            await asyncio.sleep(0.002)
+            self.kill()
+        return await super().generate(request)
+
+
+def test_n10_of_the_requests_of_an_engine_that_dies_only_the_cause_fails() -> None:
+    engines = [PoisonedEngine(f"engine-{i}", delay=0.02, seed=i) for i in range(6)]
+
+    async def main() -> None:
+        router = Router(engines, timeouts=RouterTimeouts(no_engine=1.0))
+        calls = (router.generate([p], SamplingParams(max_tokens=8), group_id="one engine") for p in range(10, 16))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [isinstance(answer, EngineError) for answer in answers] == [False, False, False, True, False, False]
+        assert len(router.down()) == MAX_MOVES
+        await router.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 class RefusingEngine(EchoEngine):

@@ -33,6 +33,10 @@ class SamplingParams:
         return replace(self, **changes)
 
 
+FINISH_REASONS = ("stop", "length", "abort")
+"""How a generation may end; with any other reason its sample fails."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
     """The engine's answer. token_ids includes the sampled EOS; logprobs and versions have one entry per token.

@@ -317,8 +317,7 @@ class SingleTurnExecutor(AgentExecutorBase):
         recorder.append_sampled(generation)
         if generation.finish_reason == "abort":
             raise aborted(recorder)
-        reason = StopReason.LENGTH if generation.finish_reason == "length" else StopReason.STOP
-        return recorder.finish(item, engine.sample_index, Outcome(stop_reason=reason))
+        return recorder.finish(item, engine.sample_index, Outcome(stop_reason=StopReason.STOP))
 
 
 def aborted(recorder: Recorder) -> EpisodeFailed:

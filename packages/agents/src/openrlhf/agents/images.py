@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from openrlhf.agents.types import Trajectory, Turn
+from openrlhf.agents.types import StopReason, Trajectory, Turn
 
 
 class ImageReader(Protocol):
@@ -67,7 +67,8 @@ def expand(token_ids: Sequence[int], images: Sequence[bytes], reader: ImageReade
 def expand_trajectory(trajectory: Trajectory, reader: ImageReader, max_length: int) -> Trajectory:
     """The finished sample as the model sees it, at most `max_length` tokens long.
 
-    What does not fit is cut off in front of the first image that does not fit whole, with the images after it.
+    What does not fit is cut off in front of the first image that does not fit whole, with the images after it; such a
+    sample ended because of length.
     Raises ValueError where placeholders and images do not match.
     """
     if not trajectory.images or isinstance(reader, TextOnly):
@@ -87,6 +88,7 @@ def expand_trajectory(trajectory: Trajectory, reader: ImageReader, max_length: i
         source.extend([number] * len(piece))
         starts.append(len(tokens))
     last = len(starts) - 1
+    cut = last < len(trajectory.token_ids) and not trajectory.failed
     return replace(
         trajectory,
         token_ids=tokens,
@@ -96,6 +98,7 @@ def expand_trajectory(trajectory: Trajectory, reader: ImageReader, max_length: i
         prompt_length=starts[min(trajectory.prompt_length, last)],
         turns=tuple(_shift(turn, starts, last) for turn in trajectory.turns if turn.start < last),
         images=tuple(trajectory.images[:kept]),
+        stop_reason=StopReason.LENGTH if cut else trajectory.stop_reason,
     )
 
 

@@ -6,12 +6,14 @@ Nothing here tokenises: what was sampled stays as sampled, what was appended has
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openrlhf.agents.engine import EngineError, Generation
+from openrlhf.agents.engine import FINISH_REASONS, EngineError, Generation
 from openrlhf.agents.types import Failure, PromptItem, StopReason, Trajectory, Turn
+
+CAME_TO_ITS_END = (StopReason.STOP, StopReason.DONE, StopReason.MAX_TURNS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +68,10 @@ class Recorder:
         self.versions.extend([-1] * len(token_ids))
 
     def finish(self, item: PromptItem, sample_index: int, outcome: Outcome) -> Trajectory:
-        """The trajectory. A failed episode keeps its tokens to look at, but none of them is trainable."""
+        """The trajectory. A failed episode keeps its tokens to look at, but none of them is trainable.
+
+        An episode that came to its end, though a generation call of it was cut, ended because of length.
+        """
         failed = outcome.failure is not None
         zeros = [0] * len(self.token_ids)
         return Trajectory(
@@ -76,7 +81,7 @@ class Recorder:
             versions=[-1] * len(zeros) if failed else self.versions,
             prompt_length=self.prompt_length,
             turns=tuple(self.turns),
-            stop_reason=outcome.stop_reason,
+            stop_reason=ended_by(outcome.stop_reason, self.turns),
             group_id=item.group_id,
             sample_index=sample_index,
             reward=None if failed else outcome.reward,
@@ -89,9 +94,20 @@ class Recorder:
         )
 
 
+def ended_by(reason: StopReason, turns: Iterable[Turn]) -> StopReason:
+    """LENGTH for an episode that came to its end although a generation call was cut (`--rollout.max_new_tokens`)."""
+    cut = any(turn.finish_reason == "length" for turn in turns)
+    return StopReason.LENGTH if cut and reason in CAME_TO_ITS_END else reason
+
+
 def check_generation(generation: Generation) -> None:
-    """Every sampled token has a finite log-prob and a version; EngineError names the first that has not."""
+    """Every sampled token has a finite log-prob and a version, and the finish reason is known; else EngineError."""
     n = len(generation.token_ids)
+    if generation.finish_reason not in FINISH_REASONS:
+        raise EngineError(
+            f"the engine ended the request with finish_reason {generation.finish_reason!r}; an answer ends with one of "
+            f"{', '.join(FINISH_REASONS)}"
+        )
     if len(generation.logprobs) != n or len(generation.versions) != n:
         raise EngineError(
             f"the engine returned {n} tokens, {len(generation.logprobs)} log-probs and "

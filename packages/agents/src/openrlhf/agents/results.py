@@ -1,7 +1,7 @@
 """What `execute` returns, as trajectories: ours, several of ours, or the dict of token lists.
 
 The dict has observation_tokens (the whole sequence), action_ranges (start, end) of what the policy sampled, reward,
-and optionally rollout_log_probs, scores, extra_logs, truncated, images.
+and optionally rollout_log_probs, scores, extra_logs, truncated (else: whether a call of the engine was cut), images.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from openrlhf.agents.context import SampleEngine
 from openrlhf.agents.engine import Generation
-from openrlhf.agents.recorder import Outcome, Recorder, check_generation
+from openrlhf.agents.recorder import Outcome, Recorder, check_generation, ended_by
 from openrlhf.agents.types import PromptItem, StopReason, Trajectory
 from openrlhf.agents.values import finite_logs, to_float, to_plain
 
@@ -36,7 +36,14 @@ def _own(trajectory: Trajectory, item: PromptItem, sample_index: int, max_length
         raise ValueError(
             f"execute() returned {len(trajectory.token_ids)} tokens, more than --data.max_len {max_length}"
         )
-    return replace(trajectory, group_id=item.group_id, sample_index=sample_index, prompt=item.prompt, label=item.label)
+    return replace(
+        trajectory,
+        group_id=item.group_id,
+        sample_index=sample_index,
+        prompt=item.prompt,
+        label=item.label,
+        stop_reason=ended_by(trajectory.stop_reason, trajectory.turns),
+    )
 
 
 def _from_dict(result: Mapping[str, Any], item: PromptItem, engine: SampleEngine, max_length: int) -> Trajectory:
@@ -61,14 +68,17 @@ def _finish(
 ) -> Trajectory:
     reward = _optional(result.get("reward"), "reward")
     score = _optional(result.get("scores"), "scores")
-    truncated = truncated or bool(to_plain(result.get("truncated") or False))
+    said = result.get("truncated")
+    truncated = truncated or bool(to_plain(said or False))
     outcome = Outcome(
         stop_reason=StopReason.LENGTH if truncated else StopReason.DONE,
         reward=reward,
         score=reward if score is None else score,
         extra_logs=finite_logs(result.get("extra_logs")),
     )
-    return recorder.finish(item, sample_index, outcome)
+    trajectory = recorder.finish(item, sample_index, outcome)
+    # Where the author says that the answer was not cut, a cut call was none of it.
+    return trajectory if truncated or said is None else replace(trajectory, stop_reason=StopReason.DONE)
 
 
 def _optional(value: Any, name: str) -> float | None:

@@ -146,5 +146,5 @@ class RewardShapingConfig:
     """Largest overlong penalty, reached at the maximum length."""
 
     stop_properly_penalty_coef: float | None = None
-    """Samples that ended because of length: a coefficient in [0, 1] multiplies their reward, a negative one replaces
-    it (ProRL). None: off."""
+    """Samples of which a generation call (of any turn) was cut by rollout.max_new_tokens, or that filled data.max_len:
+    a coefficient in [0, 1] multiplies their reward, a negative one replaces it (ProRL). None: off."""

@@ -7,6 +7,7 @@ configuration only when an engine is started, because the environment must be se
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import os
@@ -21,8 +22,11 @@ from openrlhf.rollout.requests import (
     GenerateRequest,
     RequestFailure,
     RequestRejectedError,
+    check_finish_reason,
     check_logprobs,
     expand_versions,
+    plain_ids,
+    result_of,
 )
 from openrlhf.rollout.vllm_sampling import to_vllm_sampling
 from openrlhf.rollout.weights.wire import BucketPlan
@@ -43,6 +47,9 @@ HEALTH_TIMEOUT_S = 60.0
 SHUTDOWN_TIMEOUT_S = 10.0
 CHUNK_WINDOW_S = 0.002
 """How long a finished sample of a stream waits for others to travel with it: a message costs about as much."""
+
+LEFT_OVER_POLL_S = 0.01
+SHOWN_REQUESTS = 5
 
 T = TypeVar("T")
 
@@ -107,21 +114,17 @@ class VllmEngine:
     ) -> AsyncIterator[list[tuple[int, Generation | RequestFailure]]]:
         """All samples, in chunks of (position in `requests`, result) as they finish.
 
-        One stream instead of one call per sample keeps the messages between processes few. A request that fails is
-        a result, not an exception. Closing the iterator aborts what is unfinished.
+        One stream instead of one call per sample keeps the messages between processes few. A request that fails,
+        whatever it raises, is a result. Closing the iterator aborts what is unfinished.
         """
         done: asyncio.Queue[tuple[int, Generation | RequestFailure]] = asyncio.Queue()
 
-        async def one(position: int, request: GenerateRequest) -> None:
-            try:
-                result: Generation | RequestFailure = await self._generate(request)
-            except EngineError as error:
-                result = RequestFailure(
-                    request_id=request.request_id, message=str(error), engine_fault=isinstance(error, EngineDownError)
-                )
-            done.put_nowait((position, result))
+        def settle(position: int, task: asyncio.Task[Generation]) -> None:
+            done.put_nowait((position, result_of(requests[position].request_id, task)))
 
-        tasks = [asyncio.create_task(one(i, r)) for i, r in enumerate(requests)]
+        tasks = [asyncio.create_task(self._generate(request)) for request in requests]
+        for position, task in enumerate(tasks):
+            task.add_done_callback(functools.partial(settle, position))
         try:
             left = len(tasks)
             while left:
@@ -146,10 +149,11 @@ class VllmEngine:
         params = VllmSamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
         request_id = f"score-{next(self._numbers)}"
         await self._ready_for(request_id)
-        output = await self._run({"type": "token", "prompt_token_ids": list(token_ids)}, lambda: params, request_id)
+        ids = plain_ids(request_id, self.name, token_ids)
+        output = await self._run({"type": "token", "prompt_token_ids": ids}, lambda: params, request_id)
         rows = output.prompt_logprobs[1:]
-        values = [row[token].logprob for row, token in zip(rows, token_ids[1:], strict=True)]
-        check_logprobs(request_id, self.name, token_ids[1:], values)
+        values = [row[token].logprob for row, token in zip(rows, ids[1:], strict=True)]
+        check_logprobs(request_id, self.name, ids[1:], values)
         return [0.0, *values]
 
     async def score_many(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -165,7 +169,7 @@ class VllmEngine:
 
     async def _generate(self, request: GenerateRequest) -> Generation:
         await self._ready_for(request.request_id)
-        ids = list(request.token_ids)
+        ids = plain_ids(request.request_id, self.name, request.token_ids)
         prompt: dict[str, Any] = {"prompt_token_ids": ids}
         if request.images:
             prompt["multi_modal_data"] = {"image": [decode_image(content) for content in request.images]}
@@ -181,6 +185,8 @@ class VllmEngine:
             prompt, lambda: to_vllm_sampling(request.sampling, self.spec.suppressed_token_ids), request.request_id
         )
         completion = output.outputs[0]
+        finish_reason = completion.finish_reason or "abort"
+        check_finish_reason(request.request_id, self.name, finish_reason)
         tokens = list(completion.token_ids)
         logprobs = list(completion.logprobs.logprobs) if tokens else []
         check_logprobs(request.request_id, self.name, tokens, logprobs)
@@ -188,14 +194,14 @@ class VllmEngine:
             token_ids=tokens,
             logprobs=logprobs,
             versions=expand_versions(completion.weight_versions, len(tokens), self.version),
-            finish_reason=completion.finish_reason or "abort",
+            finish_reason=finish_reason,
             prompt_token_ids=list(output.prompt_token_ids) if request.images else None,
         )
 
     async def _run(self, prompt: Any, params: Callable[[], Any], request_id: str) -> Any:
         """One vLLM request with FINAL_ONLY output, its errors sorted by whose fault they are."""
         from vllm.exceptions import VLLMClientError
-        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+        from vllm.v1.engine.exceptions import EngineDeadError
 
         llm = self._running()
         unique = f"{request_id}#{next(self._numbers)}"  # a request may come twice, after another engine died
@@ -204,16 +210,25 @@ class VllmEngine:
         try:
             async for output in llm.generate(prompt, params(), unique):
                 last = output
-        except (EngineDeadError, EngineGenerateError) as error:
-            raise EngineDownError(
-                f"{self.name} died during request {request_id}: {error.__cause__ or error!r}"
-            ) from error
+        except EngineDeadError as error:
+            raise EngineDownError(f"{self.name} died during request {request_id}: {error!r}") from error
         except (VLLMClientError, ValueError, TypeError) as error:
             raise RequestRejectedError(f"{self.name} rejected request {request_id}: {error}") from error
+        except Exception as error:  # mostly vLLM's EngineGenerateError: the core may be dead, or as well as before
+            raise await self._failure(request_id, error.__cause__ or error) from error
         finally:
             self._live.discard(unique)
-        assert last is not None, "vLLM ended a request without an answer"
+        if last is None:
+            raise RequestRejectedError(f"{self.name} ended request {request_id} without an answer")
         return last
+
+    async def _failure(self, request_id: str, cause: BaseException) -> EngineError:
+        """Whose fault an error is: that of an engine which shows no sign of life, else that of the request alone."""
+        try:
+            await self.health()
+        except Exception as error:
+            return EngineDownError(f"{self.name} died during request {request_id}: {cause!r} ({error})")
+        return RequestRejectedError(f"{self.name} could not serve request {request_id}: {cause!r}")
 
     async def init_weight_transfer(self, info: dict[str, Any]) -> None:
         """Join the trainer's weight group (`GroupAddress.for_engine`, or the nccl/ipc sender's info)."""
@@ -249,13 +264,24 @@ class VllmEngine:
         await self.finish_weight_update(version)
 
     async def start_weight_update(self) -> None:
-        """First part of a push; ipc senders call the three parts themselves, others use `receive_weights`."""
-        if self._live and not self._paused:
-            raise RuntimeError(f"{self.name} has {len(self._live)} unfinished requests: pause it before a weight push")
+        """First part of a push; ipc senders call the three parts themselves, others use `receive_weights`.
+
+        Requests that still run on an engine that is not paused belong to nobody (a sample that is over, a worker that
+        died): they are aborted.
+        """
         self._unfit = "a weight push has failed; it needs a complete one first"
         self._updating = True
         self._push_over.clear()
+        if self._live and not self._paused:
+            await self._push_step("end left-over requests", self._end_left_over())
         await self._push_step("start a weight push", self._running().start_weight_update())
+
+    async def _end_left_over(self) -> None:
+        shown = ", ".join(sorted(self._live)[:SHOWN_REQUESTS])
+        logger.warning("%s aborts %d requests left over at a weight push: %s", self.name, len(self._live), shown)
+        await self.abort()
+        while self._live:  # noqa: ASYNC110 - they end one by one, each in its caller's task
+            await asyncio.sleep(LEFT_OVER_POLL_S)
 
     async def update_weights(self, info: dict[str, Any]) -> None:
         """Second part of a push: receive tensors."""
@@ -360,6 +386,8 @@ class VllmEngine:
                     raise EngineDownError(f"{self.name}: the engine core died and did not {what}")
                 if left <= 0:
                     raise EngineDownError(f"{self.name} did not {what} within {timeout_s:g} s")
+            if task.exception() is not None and self._running().errored:
+                raise EngineDownError(f"{self.name}: the engine core died and did not {what}") from task.exception()
             return task.result()
         finally:
             task.cancel()

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openrlhf.agents.engine import EngineError, SamplingParams
+from openrlhf.agents.engine import FINISH_REASONS, EngineError, Generation, SamplingParams
+
+FAULTS = {
+    "error": "it failed inside the engine",
+    "repetition": "the engine found that its text repeats itself",
+}
+"""vLLM's other finish reasons: what was sampled until then is no answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,12 +46,46 @@ class EngineDownError(EngineError):
 
 
 class RequestRejectedError(EngineError):
-    """This request can't be served by any engine: too long, invalid, or an invalid answer."""
+    """This request fails and no other: too long, invalid, an invalid answer, or none."""
 
 
 def raise_failure(failure: RequestFailure) -> None:
     """Turn a failure that crossed a process border back into its exception."""
     raise (EngineDownError if failure.engine_fault else RequestRejectedError)(failure.message)
+
+
+def result_of(request_id: str, task: asyncio.Task[Generation]) -> Generation | RequestFailure:
+    """What became of a request whose task is done: every exception is a failure."""
+    if task.cancelled():
+        return RequestFailure(request_id=request_id, message=f"request {request_id} was cancelled", engine_fault=False)
+    error = task.exception()
+    if error is None:
+        return task.result()
+    message = str(error) if isinstance(error, EngineError) else f"request {request_id} failed: {error!r}"
+    return RequestFailure(request_id=request_id, message=message, engine_fault=isinstance(error, EngineDownError))
+
+
+def plain_ids(request_id: str, engine: str, token_ids: Sequence[Any]) -> list[int]:
+    """Token ids as Python's int: arrays and tensors hold integers that cannot travel to the engine's core.
+
+    Raises RequestRejectedError for anything that is no integer.
+    """
+    ids: list[int] = []
+    for token in token_ids:
+        try:
+            ids.append(operator.index(token))
+        except TypeError as error:
+            raise RequestRejectedError(
+                f"{engine} rejected request {request_id}: token id {len(ids)} is no integer: {token!r}"
+            ) from error
+    return ids
+
+
+def check_finish_reason(request_id: str, engine: str, reason: str) -> None:
+    """Raises RequestRejectedError, which names the reason, unless the sample ended as samples do."""
+    if reason not in FINISH_REASONS:
+        why = FAULTS.get(reason, "which is not known here")
+        raise RequestRejectedError(f"{engine} ended request {request_id} with finish_reason {reason!r}: {why}")
 
 
 def check_logprobs(request_id: str, engine: str, token_ids: Sequence[int], logprobs: Sequence[float | None]) -> None:

@@ -12,7 +12,7 @@ import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from openrlhf.agents.engine import EngineError, Generation, SamplingParams
@@ -21,7 +21,9 @@ from openrlhf.rollout.requests import EngineDownError, GenerateRequest
 logger = logging.getLogger(__name__)
 
 MAX_MOVES = 3
-"""How often one request may move. A request that takes down three engines is taken to be the cause."""
+"""A request under which this many engines died is taken to be the cause, the last time alone among the suspects."""
+MAX_EVICTIONS = 20
+"""How often a request may leave engines that were given up for another reason than its own call."""
 REMEMBERED_GROUPS = 65536
 UNKNOWN_LENGTH_TOKENS = 1024
 """Assumed answer length, for balancing only, of a request without max_tokens."""
@@ -67,8 +69,24 @@ class _Slot:
         return not self.lost.done()
 
 
+@dataclass
+class _Moves:
+    """What made a request move. losses: what its own calls said of engines that died under them."""
+
+    losses: list[str] = field(default_factory=list)
+    evictions: int = 0
+
+
+class _EvictedError(EngineDownError):
+    """The engine was given up while the request's own call was still waiting: no fault of the request."""
+
+
 class Router:
-    """The agents' `Engine` over several engines. All calls must come from one event loop."""
+    """The agents' `Engine` over several engines. All calls must come from one event loop.
+
+    Where an engine dies every request on it is lost, and one of them may be the cause. Requests that lost two engines
+    are suspects and run one at a time, until the one that takes its engine with it is found; only that one fails.
+    """
 
     def __init__(
         self, clients: Sequence[EngineClient], *, timeouts: RouterTimeouts | None = None, first: int = 0
@@ -80,6 +98,8 @@ class Router:
         self._slots: dict[str, _Slot] | None = None
         self._groups: OrderedDict[str, str] = OrderedDict()
         self._numbers = itertools.count()
+        self._alone = asyncio.Lock()
+        self._convicted = 0
         self._changed = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
 
@@ -119,16 +139,46 @@ class Router:
             group_id=group_id,
         )
         weight = len(token_ids) + (sampling.max_tokens or UNKNOWN_LENGTH_TOKENS)
-        failures: list[str] = []
-        while len(failures) < MAX_MOVES:
-            slot = await self._choose(request, failures)
-            try:
-                return await self._call(slot, request, weight)
-            except EngineDownError as error:
-                failures.append(str(error))
-                self._mark_down(slot, str(error))
-                logger.warning("request %s moves away from %s", request.request_id, slot.client.name)
-        raise EngineError(f"request {request.request_id} failed on {len(failures)} engines: {'; '.join(failures)}")
+        moves = _Moves()
+        while True:
+            if len(moves.losses) < MAX_MOVES - 1:
+                answer = await self._try_once(request, weight, moves)
+            else:
+                answer = await self._try_alone(request, weight, moves)
+            if answer is not None:
+                return answer
+
+    async def _try_alone(self, request: GenerateRequest, weight: int, moves: _Moves) -> Generation | None:
+        """One at a time. Raises EngineError when another engine dies under the request."""
+        known = self._convicted
+        async with self._alone:
+            if self._convicted != known:  # another request turned out to be the cause
+                moves.losses.clear()
+                return None
+            answer = await self._try_once(request, weight, moves)
+            if len(moves.losses) >= MAX_MOVES:
+                self._convicted += 1
+                raise EngineError(
+                    f"request {request.request_id} failed on {len(moves.losses)} engines: {'; '.join(moves.losses)}"
+                )
+            return answer
+
+    async def _try_once(self, request: GenerateRequest, weight: int, moves: _Moves) -> Generation | None:
+        """The answer; None when the request has to move."""
+        slot = await self._choose(request, moves.losses)
+        try:
+            return await self._call(slot, request, weight)
+        except _EvictedError as error:
+            moves.evictions += 1
+            if moves.evictions > MAX_EVICTIONS:
+                raise EngineError(
+                    f"request {request.request_id} lost {moves.evictions} engines, the last time: {error}"
+                ) from error
+        except EngineDownError as error:
+            moves.losses.append(str(error))
+            self._mark_down(slot, str(error))
+        logger.warning("request %s moves away from %s", request.request_id, slot.client.name)
+        return None
 
     async def close(self) -> None:
         """End the watch over the engines."""
@@ -188,7 +238,7 @@ class Router:
         try:
             await asyncio.wait((call, slot.lost), return_when=asyncio.FIRST_COMPLETED)
             if not call.done():
-                raise EngineDownError(f"{slot.client.name} was given up: {slot.lost.result()}")
+                raise _EvictedError(f"{slot.client.name} was given up: {slot.lost.result()}")
             return call.result()
         finally:
             call.cancel()

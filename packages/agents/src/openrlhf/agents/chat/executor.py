@@ -14,7 +14,7 @@ from openrlhf.agents.chat.session import ChatSession
 from openrlhf.agents.context import sample_engine
 from openrlhf.agents.executor import AgentExecutorBase
 from openrlhf.agents.failures import EpisodeFailed
-from openrlhf.agents.recorder import Outcome
+from openrlhf.agents.recorder import Outcome, ended_by
 from openrlhf.agents.sampling import as_sampling
 from openrlhf.agents.types import PromptItem, Trajectory
 from openrlhf.agents.values import finite_logs, to_float
@@ -118,9 +118,9 @@ def _trajectories(session: ChatSession, item: PromptItem, sample_index: int, res
         "agent/template_breaks": float(session.template_breaks),
         "agent/samples_per_rollout": float(len(session.branches)),
     }
-    outcome = Outcome(
-        stop_reason=session.stop_reason, reward=reward, score=score, failure=session.failure, extra_logs=logs
-    )
+    turns = [turn for branch in session.branches for turn in branch.recorder.turns]  # of one episode, with one reward
+    stop_reason = ended_by(session.stop_reason, turns)
+    outcome = Outcome(stop_reason=stop_reason, reward=reward, score=score, failure=session.failure, extra_logs=logs)
     return [branch.recorder.finish(item, sample_index, outcome) for branch in session.branches]
 
 

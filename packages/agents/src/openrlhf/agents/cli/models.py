@@ -90,12 +90,12 @@ class CompletionsEngine:
         if not self.chat_only:
             answer = self._post("/completions", {**body, "prompt": prompt})
             if answer is not None:
-                return answer["choices"][0]["text"], answer["choices"][0]["finish_reason"] or "stop"
+                return answer["choices"][0]["text"], _ended(answer["choices"][0])
             self.chat_only = True
         answer = self._post("/chat/completions", {**body, "messages": [{"role": "user", "content": prompt}]})
         if answer is None:
             raise EngineError(f"{self.base_url} has neither /completions nor /chat/completions")
-        return answer["choices"][0]["message"]["content"] or "", answer["choices"][0]["finish_reason"] or "stop"
+        return answer["choices"][0]["message"]["content"] or "", _ended(answer["choices"][0])
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         """The JSON answer, or None where the server does not know the path."""
@@ -112,3 +112,8 @@ class CompletionsEngine:
             raise EngineError(f"{self.base_url}{path}: {error.code} {error.read()[:500]!r}") from error
         except (urllib.error.URLError, TimeoutError, ValueError) as error:
             raise EngineError(f"{self.base_url}{path}: {error}") from error
+
+
+def _ended(choice: Any) -> str:
+    """How an answer ended, of the many words that servers have for it: cut by its length, or by itself."""
+    return "length" if choice.get("finish_reason") == "length" else "stop"
