@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from openrlhf.agents.seeds import sample_seed
 from openrlhf.launcher.config import DataConfig
 from openrlhf.launcher.data.prompts import PromptDataset, load_prompts, prompt_budget, truncate_left
 from support.launcher_tokenizer import ALTERNATING, CHATML, LLAMA_LIKE, byte_tokenizer
@@ -27,11 +28,24 @@ def load(path: str, tokenizer: Any = None, **options: Any) -> PromptDataset:
 
 def test_plain_rows_become_items(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", {"prompt": "one", "label": "1"}, {"prompt": "two", "label": "2"})
-    items = load(path, label_key="label").items(episode=3)
+    prompts = load(path, label_key="label")
+    items = [prompts.item(i, episode=3, position=i) for i in range(len(prompts))]
     assert [(i.prompt, i.label, i.group_id, i.position, i.episode, i.datasource) for i in items] == [
         ("one", "1", "e3-p0", 0, 3, "default"),
         ("two", "2", "e3-p1", 1, 3, "default"),
     ]
+
+
+def test_n08_evaluation_shares_no_group_with_an_episode(tmp_path: Path) -> None:
+    prompts = load(write_jsonl(tmp_path / "a.jsonl", {"prompt": "one"}, {"prompt": "two"}))
+    evaluation = prompts.items()
+    training = [prompts.item(i, episode=episode, position=i) for episode in range(3) for i in range(2)]
+    assert [i.group_id for i in evaluation] == ["eval-p0", "eval-p1"]
+    assert [i.position for i in evaluation] == [0, 1]
+    assert not {i.group_id for i in evaluation} & {i.group_id for i in training}
+    places = [(i.episode, i.position, sample) for i in training for sample in range(4)]
+    seeds = [sample_seed(42, kind, *place, turn) for place in places for turn in range(2) for kind in (False, True)]
+    assert len(set(seeds)) == len(seeds)
 
 
 def test_label_without_label_key_is_empty(tmp_path: Path) -> None:

@@ -324,6 +324,12 @@ def test_tokens_of_a_micro_batch() -> None:
     assert (tokens_per_forward(fixed, "training"), tokens_per_forward(fixed, "make_experience")) == (300, 500)
     dynamic = resolved("D --data.max_len 100 --train.dynamic_batch_enable --train.max_tokens_per_gpu 4096")
     assert tokens_per_forward(dynamic, "training") == tokens_per_forward(dynamic, "make_experience") == 4096
+    split = resolved(
+        "D --data.max_len 100 --train.dynamic_batch_enable --train.max_tokens_per_gpu 4096"
+        " --rollout.max_tokens_per_gpu 5000 --ds.tensor_parallel_size 4"
+    )
+    assert tokens_per_forward(split, "training") == 4 * 4096  # N05: of all devices of a group
+    assert tokens_per_forward(split, "make_experience") == 4 * 5000
     long = resolved("D --data.max_len 9000 --train.dynamic_batch_enable --train.max_tokens_per_gpu 4096")
     assert tokens_per_forward(long, "training") == 9000  # one sample never splits
 

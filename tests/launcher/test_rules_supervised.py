@@ -38,6 +38,13 @@ CASES = [
         "not applied",
     ),
     ("train_sft", f"{ANSWER} --data.input_template Q:", "data.input_template", "no place"),
+    (
+        "train_sft",
+        f"{ANSWER} --model.gradient_checkpointing_enable --model.gradient_checkpointing_reentrant"
+        " --model.aux_loss_coef 0.1",  # N04
+        "model.aux_loss_coef",
+        "would not be trained",
+    ),
     ("train_sft", f"{ANSWER} --optim muon --ds.adam_offload", "optim", "GPU only"),
     ("train_sft", f"{ANSWER} --muon.no_nesterov --optim muon", "muon.nesterov", "always uses"),
     (

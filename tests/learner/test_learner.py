@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from openrlhf.core.kl import kl_estimate
-from openrlhf.learner.learner import sum_terms
+from openrlhf.learner.config import DsConfig, TrainBatchConfig
+from openrlhf.learner.learner import Learner, sum_terms
 from openrlhf.learner.objective import ModelOutputs
+from openrlhf.learner.spec import LearnerSpec, Role
 from support.learner_models import make_batch, plain_logprobs
 from support.learner_ranks import RankResults, result
 from support.learner_step_cases import LAYOUTS, LOSSES, OBJECTIVE, check_adam_step, loss_batch
@@ -147,7 +149,9 @@ def test_non_finite_step_is_skipped_on_all_ranks(ranks: RankResults, case: str) 
         assert outcome["moved"] is (rank == 0)  # only rank 0 sees weights
         assert outcome["good"]["skipped_steps"] == (0.0, 1.0)
         assert outcome["steps"] == 1
-        assert "--train.max_skipped_steps 1" in outcome["message"]
+        assert outcome["asked"] == 2  # N06: the run ends with the last step allowed, not one later
+        assert outcome["message"].startswith("2 optimiser steps in a row")
+        assert "--train.max_skipped_steps 2" in outcome["message"]
         assert "number 6" in outcome["message"]
 
 
@@ -155,3 +159,21 @@ def test_batch_without_trainable_tokens_takes_no_step(ranks: RankResults) -> Non
     # B005
     for outcome in result(ranks, "nothing_to_train", 2):
         assert outcome == {"metrics": {}, "unmoved": True}
+
+
+@pytest.mark.parametrize(("tensor_parallel", "micro_batches"), [(1, 4), (2, 2), (4, 1)])
+def test_n05_the_token_budget_is_that_of_every_device_of_a_tensor_parallel_group(
+    tensor_parallel: int, micro_batches: int
+) -> None:
+    learner = Learner.__new__(Learner)
+    ds = DsConfig(
+        param_dtype="fp32",
+        attn_implementation="sdpa",
+        packing_samples=True,
+        tensor_parallel_size=tensor_parallel,
+    )
+    batch = TrainBatchConfig(dynamic_batch_enable=True, max_tokens_per_gpu=200)
+    learner.spec = LearnerSpec(role=Role.POLICY, model_path="m", ds=ds, batch=batch)
+    learner.hidden_size = 64
+    assert len(learner._plan([100] * 8, 1, None)) == micro_batches
+    assert len(learner._plan([100] * 8, 1, 400)) == -(-micro_batches // 2)

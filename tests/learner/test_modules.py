@@ -196,6 +196,39 @@ def test_gradient_checkpointing_changes_no_gradient(models: Path, reentrant: boo
     assert all(torch.allclose(gradients[0][n], gradients[1][n], atol=1e-5) for n in gradients[0])
 
 
+def balance_gradients(path: Path, *, role: Role, checkpointing: bool, packed: bool) -> dict[str, Tensor | None]:
+    model = ModelConfig(gradient_checkpointing_enable=checkpointing)
+    module, batch = load(path, role, optim=OptimConfig(), model=model, aux_loss_coef=0.1), make_batch()
+    readings = module(build_inputs(batch, batch.action_mask, packed=packed))
+    assert readings.aux_loss is not None
+    readings.aux_loss.backward()
+    return {name: p.grad for name, p in module.named_parameters()}
+
+
+@pytest.mark.parametrize("role", [Role.POLICY, Role.CRITIC])
+@pytest.mark.parametrize("packed", [False, True])
+def test_n04_checkpointing_changes_no_gradient_of_the_balance_loss(models: Path, role: Role, packed: bool) -> None:
+    want, got = (
+        balance_gradients(models / "qwen3_moe", role=role, checkpointing=on, packed=packed) for on in (False, True)
+    )
+    routers = [name for name in want if "mlp.gate." in name]
+    assert len(routers) == 2
+    for name in routers:
+        assert want[name] is not None
+        assert float(want[name].abs().max()) > 1e-6  # pyright: ignore[reportOptionalMemberAccess]
+    for name in want:
+        assert (want[name] is None) == (got[name] is None)
+        assert want[name] is None or torch.equal(want[name], got[name])  # pyright: ignore[reportArgumentType]
+
+
+def test_n04_the_reentrant_form_is_refused_with_a_balance_loss(models: Path) -> None:
+    model = ModelConfig(gradient_checkpointing_enable=True, gradient_checkpointing_reentrant=True)
+    with pytest.raises(ValueError, match=r"checkpointing_reentrant with --\*\.aux_loss_coef 0\.1.*not trained"):
+        load(models / "qwen3_moe", optim=OptimConfig(), model=model, aux_loss_coef=0.1)
+    load(models / "qwen3_moe", optim=OptimConfig(), model=model)
+    load(models / "qwen3_moe", Role.REFERENCE, model=model, aux_loss_coef=0.1)
+
+
 def test_frozen_model_has_no_gradient_and_is_in_eval_mode(models: Path) -> None:
     module = load(models / "qwen3", role=Role.REFERENCE)
     assert not module.training

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 
-from openrlhf.learner.config import SCHEDULES, OptimConfig
+from openrlhf.learner.config import SCHEDULES, AdamConfig, OptimConfig
+from openrlhf.learner.optim import build_optimizer
 from openrlhf.learner.schedule import build_schedule, warmup_steps
 
 
@@ -21,6 +26,17 @@ def rates(name: str, steps: int, *, warmup: float = 0.0, min_ratio: float = 0.1,
         schedule.step()
         seen.append(float(schedule.get_last_lr()[0]))
     return seen
+
+
+class TinyModule(nn.Module):
+    """What `build_optimizer` looks at: a hidden matrix and an embedding."""
+
+    head = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.ModuleDict({"embed": nn.Embedding(3, 4), "layer": nn.Linear(4, 4)})
+        self.model.get_output_embeddings = lambda: None  # type: ignore[assignment]
 
 
 def test_linear_decay_is_half_after_half_of_the_optimiser_steps() -> None:
@@ -48,9 +64,34 @@ def test_every_name_works_and_warms_up(name: str) -> None:
     assert all(rate >= 0 for rate in seen)
 
 
-def test_warmup_is_rounded_up() -> None:
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("warmup", [0.0, 0.03, 0.5, 1.0])
+@pytest.mark.parametrize("steps", range(1, 7))
+def test_n16_every_short_run_has_rates_and_trains(name: str, warmup: float, steps: int) -> None:
+    seen = rates(name, steps, warmup=warmup)
+    assert all(math.isfinite(rate) and 0 <= rate <= 1 for rate in seen)
+    assert max(seen[:steps]) > 0  # the rates of the updates; one more is set after the last
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("config", [OptimConfig(optim="muon"), OptimConfig(adam=AdamConfig(lr=1e-7))])
+def test_n16_every_name_works_with_every_optimiser_and_low_rates(name: str, config: OptimConfig) -> None:
+    optimizer = build_optimizer(TinyModule(), config)  # type: ignore[arg-type]
+    base = [float(group["lr"]) for group in optimizer.param_groups]
+    schedule = build_schedule(optimizer, replace(config, lr_scheduler=name, lr_warmup_ratio=0.0), 3)
+    assert all(0 < rate <= most for rate, most in zip(schedule.get_last_lr(), base, strict=True))
+
+
+def test_n16_polynomial_decay_is_straight_between_warm_up_and_end() -> None:
+    assert rates("polynomial", 5, warmup=0.2) == pytest.approx([0.0, 1.0, 0.75, 0.5, 0.25, 1e-7])
+    assert rates("polynomial", 1, warmup=0.03) == pytest.approx([1.0, 1e-7])
+
+
+def test_warmup_is_rounded_up_and_leaves_one_update() -> None:
     assert warmup_steps(40, 0.03) == 2
     assert warmup_steps(40, 0.0) == 0
+    assert warmup_steps(1, 0.03) == 0
+    assert warmup_steps(6, 1.0) == 5
 
 
 def test_groups_keep_their_own_base_rate() -> None:

@@ -6,6 +6,7 @@ BASE = (
     "--actor.model_name_or_path A --data.prompt_dataset D --reward.remote_url f.py --vllm.num_engines 1"
     " --rollout.batch_size 128 --rollout.n_samples_per_prompt 1"
 )
+REENTRANT = "--actor.gradient_checkpointing_enable --actor.gradient_checkpointing_reentrant"
 RLOO = "--algo.advantage.estimator rloo --rollout.n_samples_per_prompt 4 --rollout.batch_size 32"
 
 CASES = [
@@ -18,6 +19,12 @@ CASES = [
     (f"{RLOO} --critic.model_name_or_path C", "critic.model_name_or_path", "only the estimator gae", RLOO),
     (f"{RLOO} --critic.freezing_steps 3", "critic.freezing_steps", "has a critic", "--critic.freezing_steps 3"),
     (f"{RLOO} --critic.save_value_network", "critic.save_value_network", "", "--critic.save_value_network"),
+    (
+        f"{REENTRANT} --actor.aux_loss_coef 0.1",  # N04
+        "actor.gradient_checkpointing_reentrant",
+        "would not be trained",
+        "--actor.gradient_checkpointing_reentrant",
+    ),
     (f"{RLOO} --algo.advantage.gamma 0.9", "algo.advantage.gamma", "gae and reinforce", "--algo.advantage.gamma 0.9"),
     (
         "--actor.policy_loss_type gspo --actor.loss_agg_mode seq-mean-token-sum-norm",

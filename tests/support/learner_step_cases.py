@@ -198,7 +198,7 @@ def skipping(rank: int, world: int, folder: Path) -> dict[str, Any]:
     for stage, dtype in [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16"), (2, "bf16"), (3, "bf16")]:
         spec = make_spec(folder, stage=stage)
         ds = replace(spec.ds, param_dtype=dtype)
-        learner = Learner(replace(spec, ds=ds, batch=replace(spec.batch, max_skipped_steps=1)))
+        learner = Learner(replace(spec, ds=ds, batch=replace(spec.batch, max_skipped_steps=2)))
         good = make_batch()
         assert good.advantages is not None
         bad_advantages = good.advantages.clone()
@@ -209,9 +209,10 @@ def skipping(rank: int, world: int, folder: Path) -> dict[str, Any]:
         unmoved = parameters(learner)
         good_step = learner.update(share(good, [0, 1, 2, 3], rank, world), OBJECTIVE)
         moved = parameters(learner)
-        message = ""
+        message, asked = "", 0
         try:
-            for _ in range(3):
+            for _ in range(4):
+                asked += 1
                 learner.update(share(bad, [0, 1, 2, 3], rank, world), OBJECTIVE)
         except NonFiniteStepError as error:
             message = str(error)
@@ -221,6 +222,7 @@ def skipping(rank: int, world: int, folder: Path) -> dict[str, Any]:
             "unmoved": all(torch.equal(before[n], unmoved[n]) for n in before),
             "moved": any(not torch.equal(before[n], moved[n]) for n in before),
             "message": message,
+            "asked": asked,
             "steps": learner.optimizer_steps,
         }
     return results

@@ -62,7 +62,7 @@ class OptimConfig:
     lr_scheduler: str = "cosine_with_min_lr"
     """Schedule, by its Hugging Face name (linear, cosine, constant, constant_with_warmup, ...)."""
     lr_warmup_ratio: float = 0.03
-    """Share of the optimiser steps spent warming up, rounded up."""
+    """Share of the optimiser steps spent warming up, rounded up; the last step is always beyond the warm-up."""
     min_lr_ratio: float = 0.1
     """Final share of the learning rate. Used by cosine_with_min_lr and cosine_warmup_with_min_lr only."""
     max_norm: float = 1.0
@@ -78,7 +78,8 @@ class ModelConfig:
     gradient_checkpointing_enable: bool = False
     """Recompute activations in the backward pass to save memory."""
     gradient_checkpointing_reentrant: bool = False
-    """Use the reentrant variant of gradient checkpointing."""
+    """Use the reentrant variant of gradient checkpointing. Not with a balance loss (aux_loss_coef), which it does not
+    train."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +153,8 @@ class TrainBatchConfig:
     """Fill forward passes by token count instead of sample count; implies --ds.packing_samples, except
     where prompts have images: their rows are padded."""
     max_tokens_per_gpu: int = 16192
-    """Token budget of a forward pass with --train.dynamic_batch_enable."""
+    """Token budget per device of a forward pass with --train.dynamic_batch_enable. The devices of a tensor-parallel
+    group (--ds.tensor_parallel_size) work on one forward pass, with the budget of all of them."""
     seed: int = 42
     """Seed of everything random."""
     full_determinism_enable: bool = False
@@ -162,4 +164,5 @@ class TrainBatchConfig:
     ema_beta: float = 0.992
     """Decay of the moving average per optimiser step."""
     max_skipped_steps: int = 10
-    """Optimiser steps in a row that may be skipped because of a non-finite loss or gradient before the run ends."""
+    """The run ends after this many optimiser steps in a row that were skipped because of a non-finite loss or
+    gradient."""

@@ -148,7 +148,7 @@ class Learner:
         A batch without any trainable unit on any rank takes no step.
 
         Raises:
-            NonFiniteStepError: more than `--train.max_skipped_steps` skipped in a row.
+            NonFiniteStepError: with this one `--train.max_skipped_steps` were skipped in a row.
         """
         if not self.spec.trained:
             raise ValueError(f"the {self.spec.role.value} model is frozen: its spec has no optim")
@@ -210,7 +210,7 @@ class Learner:
 
     def _count_skip(self, applied: bool, bad: int) -> None:
         self.skipped_in_a_row = 0 if applied else self.skipped_in_a_row + 1
-        if self.skipped_in_a_row <= self.spec.batch.max_skipped_steps:
+        if applied or self.skipped_in_a_row < self.spec.batch.max_skipped_steps:
             return
         first = self.collective.first_non_negative(bad)
         where = f"the first sample with a non-finite loss is number {first}" if first >= 0 else "every loss was finite"
@@ -232,7 +232,7 @@ class Learner:
     def _plan(self, lengths: list[int], size: int, max_tokens: int | None) -> list[list[int]]:
         if not self.spec.batch.dynamic_batch_enable:
             return fixed_micro_batches(lengths, size)
-        budget = max_tokens or self.spec.batch.max_tokens_per_gpu
+        budget = (max_tokens or self.spec.batch.max_tokens_per_gpu) * self.spec.ds.tensor_parallel_size
         if not self.spec.packed:
             return padded_micro_batches(lengths, budget)
         return token_micro_batches(lengths, budget, hidden_size=self.hidden_size)

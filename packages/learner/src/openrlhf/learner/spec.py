@@ -72,6 +72,13 @@ class LearnerSpec:
             raise ValueError("--ds.param_dtype 'fp16' needs loss scaling, which --ds.zero_stage 0 lacks: use 1, 2 or 3")
         if self.tensor_parallel:
             self._check_tensor_parallel()
+        reentrant = self.model.gradient_checkpointing_enable and self.model.gradient_checkpointing_reentrant
+        if self.trained and reentrant and self.aux_loss_coef > 0:
+            raise ValueError(
+                f"--*.gradient_checkpointing_reentrant with --*.aux_loss_coef {self.aux_loss_coef!r}: the reentrant "
+                "form keeps no gradient of the routers' logits, so the balance loss would be shown and not trained; "
+                "leave --*.gradient_checkpointing_reentrant out"
+            )
         if self.optim is not None and self.max_optimizer_steps < 1:
             raise ValueError(f"max_optimizer_steps must be at least 1, got {self.max_optimizer_steps!r}")
 

@@ -53,8 +53,8 @@ class RolloutConfig:
     micro_batch_size: int = 1
     """Samples per forward pass when log-probs and values of a rollout batch are computed."""
     max_tokens_per_gpu: int | None = None
-    """Token budget per device of those forward passes with --train.dynamic_batch_enable.
-    None: --train.max_tokens_per_gpu."""
+    """Token budget per device of those forward passes with --train.dynamic_batch_enable, counted as
+    --train.max_tokens_per_gpu is. None: that value."""
     max_new_tokens: int | None = None
     """Most tokens one generation call may produce (each turn of an agent). None: up to --data.max_len."""
     temperature: float = 1.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -100,9 +100,9 @@ class PromptDataset:
             episode=episode,
         )
 
-    def items(self, episode: int = 0) -> list[PromptItem]:
-        """All prompts in file order: what an evaluation uses."""
-        return [self.item(i, episode=episode, position=i) for i in range(len(self))]
+    def items(self) -> list[PromptItem]:
+        """All prompts in file order, as an evaluation uses them: their group ids are never those of an episode."""
+        return [replace(self.item(i, position=i), group_id=f"eval-p{i}") for i in range(len(self))]
 
 
 def load_prompts(

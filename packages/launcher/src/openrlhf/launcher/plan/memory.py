@@ -110,10 +110,10 @@ def rank_parameters(shape: ModelShape, tensor_parallel: int) -> int:
 
 
 def tokens_per_forward(c: TrainPPOConfig, phase: str) -> int:
-    """Tokens of the largest micro-batch of a phase: the budget, or full-length samples."""
+    """Tokens of the largest micro-batch of a phase: the budget of a tensor-parallel group, or full-length samples."""
     if c.train.dynamic_batch_enable:
         budget = c.train.max_tokens_per_gpu if phase == TRAINING else c.rollout.max_tokens_per_gpu
-        return max(budget or 0, c.data.max_len)
+        return max((budget or 0) * c.ds.tensor_parallel_size, c.data.max_len)
     return c.data.max_len * (c.train.micro_batch_size if phase == TRAINING else c.rollout.micro_batch_size)
 
 

@@ -134,6 +134,24 @@ def schedule_name(c: object, flag: str) -> Found:
         yield broken(c, flag, no_such("schedule", flag, name), f"--{flag} with one of {', '.join(SCHEDULES)}")
 
 
+def balance_loss(c: P, m: Machine) -> Found:
+    """A balance loss that would not be trained."""
+    for role in ("actor", "critic") if c.has_critic else ("actor",):
+        yield from reentrant_balance_loss(c, role, "actor")
+
+
+def reentrant_balance_loss(c: object, model: str, loss: str) -> Found:
+    """Reentrant checkpointing of `model` keeps no gradient of what the balance loss is computed from."""
+    enabled, reentrant = (value_at(c, f"{model}.gradient_checkpointing_{n}") for n in ("enable", "reentrant"))
+    if enabled and reentrant and value_at(c, f"{loss}.aux_loss_coef") > 0:
+        yield broken(
+            c,
+            f"{model}.gradient_checkpointing_reentrant {loss}.aux_loss_coef",
+            "reentrant checkpointing keeps no gradient of the routers, so the balance loss would not be trained",
+            f"leave --{model}.gradient_checkpointing_reentrant out",
+        )
+
+
 def muon(c: P, m: Machine) -> Found:
     """What DeepSpeed's Muon does not do."""
     for role in ("actor", "critic") if c.has_critic else ("actor",):
@@ -169,5 +187,6 @@ RULES: tuple[Rule, ...] = (
     overlong,
     kl_loss_needs_reference,
     schedules,
+    balance_loss,
     muon,
 )

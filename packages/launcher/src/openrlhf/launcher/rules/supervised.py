@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.rules.algorithm import muon_limits, schedule_name
+from openrlhf.launcher.rules.algorithm import muon_limits, reentrant_balance_loss, schedule_name
 from openrlhf.launcher.rules.inputs import interval
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
 from openrlhf.launcher.supervised_config import (
@@ -133,6 +133,11 @@ def schedule(c: SupervisedConfig, m: Machine) -> Found:
     yield from schedule_name(c, "lr_scheduler")
 
 
+def balance_loss(c: SupervisedConfig, m: Machine) -> Found:
+    """A balance loss that would not be trained."""
+    yield from reentrant_balance_loss(c, "model", "model")
+
+
 def muon(c: SupervisedConfig, m: Machine) -> Found:
     """What DeepSpeed's Muon does not do."""
     yield from muon_limits(c, "")
@@ -150,5 +155,6 @@ RULES: tuple[Rule, ...] = (
     adapters,
     four_bit,
     schedule,
+    balance_loss,
     muon,
 )
