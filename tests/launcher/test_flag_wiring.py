@@ -179,19 +179,29 @@ def test_the_named_test_speaks_of_the_flag(path: str, test: str) -> None:
 
 @cache
 def source_of(file: str, name: str) -> str:
-    """A test function's text with that of everything in its module that it uses: fixtures, helpers, constants."""
+    """A test function's text with that of everything that it uses: fixtures, helpers, constants, tables in support."""
     lines = (TESTS / file).read_text(encoding="utf-8").splitlines()
-    parts = top_level(ast.parse("\n".join(lines)))
+    tree = ast.parse("\n".join(lines))
+    parts = top_level(tree)
     assert isinstance(parts.get(name), ast.FunctionDef | ast.AsyncFunctionDef), f"{file} has no {name}"
-    found, waiting = set[str](), [name]
+    tables = {
+        alias.name: f"{node.module.replace('.', '/')}.py"
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("support.")
+        for alias in node.names
+    }
+    found, waiting, imported = set[str](), [name], set[str]()
     while waiting:
         part = waiting.pop()
+        if part in tables and part.isupper():
+            imported.add(tables[part])
         if part in parts and part not in found:
             found.add(part)
             nodes = list(ast.walk(parts[part]))
             waiting += [node.id for node in nodes if isinstance(node, ast.Name)]
             waiting += [node.arg for node in nodes if isinstance(node, ast.arg)]
-    return "\n".join("\n".join(lines[_first_line(parts[part]) - 1 : parts[part].end_lineno]) for part in found)
+    own = ["\n".join(lines[_first_line(parts[part]) - 1 : parts[part].end_lineno]) for part in found]
+    return "\n".join([*own, *((TESTS / table).read_text(encoding="utf-8") for table in sorted(imported))])
 
 
 def top_level(tree: ast.Module) -> dict[str, ast.stmt]:

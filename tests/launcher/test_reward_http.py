@@ -231,3 +231,17 @@ def test_wrong_urls() -> None:
         HttpRewardSource(["ftp://x"])
     with pytest.raises(ValueError, match="no URL"):
         HttpRewardSource([])
+
+
+def test_l04_no_message_shows_the_password_of_a_url(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> str:
+        async with server(lambda number, headers, body: (403, "no")) as (url, _):
+            with pytest.raises(RewardError) as refused:
+                await ask([url.replace("http://", "http://me:s3cr3t-Wert@")])
+        with pytest.raises(RewardError) as gone:
+            await ask(["http://me:s3cr3t-Wert@127.0.0.1:9/x"])
+        return f"{refused.value} {gone.value}"
+
+    text = asyncio.run(work())
+    assert text.count("me:***@") == 2
+    assert "s3cr3t-Wert" not in text + caplog.text

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from openrlhf.launcher.slurm.node import from_json, to_json
-from openrlhf.launcher.slurm.options import OptionError, read_options
+from openrlhf.launcher.slurm.options import read_options
 from openrlhf.launcher.slurm.requeue import decide, newest_step
 from openrlhf.launcher.slurm.runner import NodeSpec
+from openrlhf.launcher.slurm.sbatch_arguments import OptionError
 from openrlhf.launcher.slurm.submit import _parser, main, make_spec
 from openrlhf.launcher.slurm.sweep import combinations, run_flags
 
@@ -60,7 +61,7 @@ def test_site_file_is_checked(tmp_path: Path, text: str, message: str) -> None:
     [
         (["--time", "soon"], "--time: 'soon'"),
         (["--time", "1", "--signal-delay", "60"], "--signal-delay 60"),
-        (["--env", "A B"], "--env 'A B'"),
+        (["--env", "A B"], "--env A..."),
         (["--job-name", "a\nb"], "--job-name 'a.nb' holds a line break"),
         (["--container-mount", "/a:/a"], "--container-mount needs --container-image"),
         (["--nodes", "0"], "--nodes 0"),

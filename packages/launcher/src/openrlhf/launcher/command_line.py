@@ -10,9 +10,11 @@ from typing import Any
 
 from openrlhf.launcher.commands import SERVE_RM, TRAIN_PPO_RAY, Command
 from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.flags import values_of
 from openrlhf.launcher.help_text import help_text
 from openrlhf.launcher.machine import Machine, detect_machine, running_ray
 from openrlhf.launcher.parsing import Parsed, UsageError, parse, wants_help
+from openrlhf.launcher.redaction import find_secrets, redact, remember, remember_variables
 from openrlhf.launcher.resolve import resolve, resolve_serve_rm, resolve_supervised
 from openrlhf.launcher.rules import (
     Violation,
@@ -23,6 +25,7 @@ from openrlhf.launcher.rules import (
     warnings_of,
 )
 from openrlhf.launcher.saved import config_toml, keep_run_name
+from openrlhf.launcher.secret_flags import take_secret_flags
 from openrlhf.launcher.unsupported import unsupported
 
 USAGE_EXIT = 2
@@ -38,6 +41,7 @@ def prepare(command: Command, argv: Sequence[str], machine: Machine) -> tuple[An
 def finish(command: Command, asked: Any, machine: Machine) -> tuple[Any, list[str]]:
     """Resolve and check a parsed configuration; UsageError lists everything wrong, unsupported flags too."""
     config, violations, notes = check_config(command, asked, machine)
+    remember(secret for name, value in values_of(asked).items() for secret in find_secrets(name, value))
     if problems := [*unsupported(command, asked, config), *(str(v) for v in violations)]:
         raise UsageError(problems)
     return config, notes
@@ -60,7 +64,8 @@ def check_config(command: Command, asked: Any, machine: Machine) -> tuple[Any, l
 
 def run_command(command: Command, argv: Sequence[str] | None, start: Callable[[Any], int]) -> int:
     """The main of a trainer: exit status 2 with every mistake listed, else what `start(config)` returns."""
-    argv = sys.argv[1:] if argv is None else argv
+    argv = [*(sys.argv[1:] if argv is None else argv), *take_secret_flags(os.environ)]
+    remember_variables(os.environ)
     if wants_help(argv):
         sys.stdout.write(help_text(command) + "\n")
         return 0
@@ -76,7 +81,7 @@ def run_command(command: Command, argv: Sequence[str] | None, start: Callable[[A
         sys.stdout.write(config_toml(command, config))
         return 0
     for note in notes if os.environ.get("RANK", "0") == "0" else ():  # once, not by every rank of a launcher
-        sys.stderr.write(note + "\n")
+        sys.stderr.write(redact(note) + "\n")
     return start(config)
 
 

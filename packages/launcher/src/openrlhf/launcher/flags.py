@@ -17,10 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union
 
-SECRET_NAMES = frozenset({"key", "api_key", "token"})
-"""Last parts of the flags whose values are never printed or saved."""
-
-MASK = "***"
+from openrlhf.launcher.redaction import MASK, is_secret_name, redact_value
 
 ANY_NUMBER = -1
 """Count of a flag that takes zero or more values."""
@@ -128,7 +125,7 @@ class Flag:
     @property
     def secret(self) -> bool:
         """Whether its value must never be printed or saved."""
-        return self.name.rsplit(".", 1)[-1] in SECRET_NAMES
+        return is_secret_name(self.path)
 
     @property
     def help(self) -> str:
@@ -146,6 +143,7 @@ class Flag:
         """The value as the user would write it on the command line, secrets masked."""
         if self.secret and value is not None:
             return MASK
+        value = redact_value(self.path, value)
         for word, meaning in self.shape.words.items():
             if value == meaning:
                 return word

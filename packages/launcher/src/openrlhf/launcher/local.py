@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 
 from openrlhf.launcher.command_line import train_ppo_ray
 from openrlhf.launcher.plan.command import split_at_dashes
+from openrlhf.launcher.subcommand_parser import SubcommandParser
 
 
 def main(argv: Sequence[str]) -> int:
     """Train on the Ray of --address, a running one on this machine, or an own one. Returns the exit status."""
     own, flags = split_at_dashes(argv)
-    parser = argparse.ArgumentParser(
-        prog="openrlhf-launch local",
-        description="Train on this machine, or on a Ray cluster that is already there.",
-        usage="%(prog)s [options] -- <flags of train_ppo_ray>",
-        allow_abbrev=False,
+    parser = SubcommandParser(
+        "local",
+        "Train on this machine, or on a Ray cluster that is already there.",
+        "%(prog)s [options] -- <flags of train_ppo_ray>",
     )
     parser.add_argument("--address", help="address of a running Ray, HOST:PORT")
     options = parser.parse_args(own)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 from openrlhf.launcher.commands import TRAIN_PPO_RAY, Command
-from openrlhf.launcher.flags import MASK
+from openrlhf.launcher.redaction import redact_value
 from openrlhf.launcher.words import Word
 
 LINE = " \\\n   "
@@ -228,9 +229,9 @@ def rewritten(command: Command, words: Sequence[Word]) -> str:
 
 
 def _quoted(command: Command, name: str, values: Sequence[str]) -> str:
-    flag = command.flags.get(name)
-    secret = flag is not None and flag.secret
-    return shlex.join([f"--{name}", *([MASK] if secret and values else values)])
+    near = [] if name in command.flags else get_close_matches(name, list(command.flags), n=3, cutoff=0.6)
+    meant = next((other for other in near if command.flags[other].secret), name)
+    return shlex.join([f"--{name}", *(redact_value(meant, value) for value in values)])
 
 
 def all_old_names(command: Command) -> dict[str, tuple[str, ...]]:

@@ -9,7 +9,7 @@ the words before they are values. What remains of a parser is the short loop bel
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -25,9 +25,10 @@ from openrlhf.launcher.commands import (
     Command,
 )
 from openrlhf.launcher.config import TrainPPOConfig
-from openrlhf.launcher.flags import MASK, Flag, build
+from openrlhf.launcher.flags import Flag, build
 from openrlhf.launcher.old_correction import translate_correction
 from openrlhf.launcher.old_names import old_name_problems
+from openrlhf.launcher.redaction import MASK, holds_mask, redact, secrets_of_words
 from openrlhf.launcher.suggestions import missing_dashes, unknown_flag, unknown_key, wrong_value
 from openrlhf.launcher.supervised_config import (
     LoraCombinerConfig,
@@ -46,11 +47,12 @@ PRINT_CONFIG = "print_config"
 
 
 class UsageError(ValueError):
-    """Mistakes of the user in a command line: one message each."""
+    """Mistakes of the user in a command line: one message each, without secrets. argv: the words, if they are known."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = tuple(problems)
+    def __init__(self, problems: Sequence[str], argv: Sequence[str] = ()) -> None:
+        hidden = secrets_of_words(argv)
+        self.problems = tuple(redact(problem, hidden) for problem in problems)
+        super().__init__("\n".join(self.problems))
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def parse(command: Command[C], argv: Sequence[str]) -> Parsed[C]:
     for word in words:
         if word.name == CONFIG:
             if len(word.values) == 1:
-                problems += _read_file(command, word.values[0], values)
+                problems += _read_file(command, word.values[0], values, {w.name for w in words})
             else:
                 problems.append("--config takes the path of one TOML file")
     for word in words:
@@ -87,7 +89,7 @@ def parse(command: Command[C], argv: Sequence[str]) -> Parsed[C]:
     if not problems:
         problems = _impossible(command, values)
     if problems:
-        raise UsageError(problems)
+        raise UsageError(problems, argv)
     return Parsed(build(command.defaults, values), given, print_config)
 
 
@@ -148,7 +150,7 @@ def _read_word(command: Command, word: Word, values: dict[str, Any]) -> list[str
     return []
 
 
-def _read_file(command: Command, name: str, values: dict[str, Any]) -> list[str]:
+def _read_file(command: Command, name: str, values: dict[str, Any], given: Set[str]) -> list[str]:
     path = Path(name)
     if not path.is_file():
         return [f"--config: there is no file {str(path.absolute())!r}"]
@@ -162,13 +164,16 @@ def _read_file(command: Command, name: str, values: dict[str, Any]) -> list[str]
         if flag is None or flag.off:
             problems += [f"--config {name}: {problem}" for problem in unknown_key(command, key)]
             continue
-        problems += [f"--config {name}: {problem}" for problem in _read_value(flag, value, values)]
+        if not (flag.name in given and holds_mask(flag.path, value)):  # the command line says the secret
+            problems += [f"--config {name}: {problem}" for problem in _read_value(flag, value, values)]
     return problems
 
 
 def _read_value(flag: Flag, value: Any, values: dict[str, Any]) -> list[str]:
     if flag.secret and value == MASK:
         return []
+    if holds_mask(flag.path, value):
+        return [f"{flag.name} was saved without its secret ({MASK}): give {flag.option} on the command line"]
     try:
         values[flag.path] = flag.shape.coerce(value)
     except ValueError as error:

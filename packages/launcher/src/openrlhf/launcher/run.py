@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from openrlhf.launcher import signals
 from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.redaction import configure_logging
 
 if TYPE_CHECKING:
     from openrlhf.launcher.preflight import Prepared
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
 
 def train_ppo(config: TrainPPOConfig) -> int:
     """Run RL training. Returns the process' exit code: 0, or 1 with one clear message for a user's mistake."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    for noisy in ("httpx", "ray", "filelock", "datasets"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    configure_logging(logging.INFO, quiet=("httpx", "ray", "filelock", "datasets"))
     signals.install()
     from openrlhf.launcher.errors import report_error
 

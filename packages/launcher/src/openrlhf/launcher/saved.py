@@ -10,7 +10,8 @@ from typing import Any
 
 from openrlhf.launcher.commands import Command
 from openrlhf.launcher.config import AUTO_NAME, TrainPPOConfig
-from openrlhf.launcher.flags import MASK, Flag, build, values_of
+from openrlhf.launcher.flags import Flag, build, values_of
+from openrlhf.launcher.redaction import MASK, redact_value
 from openrlhf.launcher.supervised_config import SupervisedConfig
 from openrlhf.learner.checkpoint_dir import CheckpointStore
 
@@ -21,7 +22,10 @@ NONE = "None"
 
 
 def config_toml(command: Command, config: object) -> str:
-    """The configuration as a TOML file for `--config`. Secrets are masked; a masked secret is not read back."""
+    """The configuration as a TOML file for `--config`. Secrets are masked, passwords in URLs and in JSON too.
+
+    A masked secret is not read back: `--config` asks for those that are parts of a value.
+    """
     tables: dict[str, list[str]] = {}
     values = values_of(config)
     for flag in command.flags.values():
@@ -65,7 +69,7 @@ def _line(flag: Flag, key: str, value: Any) -> str:
         return f"{key} = {json.dumps(MASK)}"
     if value in flag.shape.words.values():
         return f"{key} = {json.dumps(flag.show(value))}"
-    return f"{key} = {_toml(value)}"
+    return f"{key} = {_toml(redact_value(flag.path, value))}"
 
 
 def _toml(value: Any) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from openrlhf.launcher.flags import MASK, SECRET_NAMES, values_of
+from openrlhf.launcher.flags import values_of
 from openrlhf.launcher.logging.sinks import ConsoleSink, GeneratedSample, JsonLinesSink, Sink, TensorBoardSink
 from openrlhf.launcher.logging.values import finite
 from openrlhf.launcher.logging.wandb_sink import MissingPackageError, WandbOptions, WandbSink
+from openrlhf.launcher.redaction import redact_value
 
 log = logging.getLogger(__name__)
 
@@ -107,4 +108,4 @@ def default_sinks(config: HasLogger) -> list[Sink]:
 
 def masked(config: object) -> dict[str, Any]:
     """All options by dotted name, secrets as `***`."""
-    return {path: MASK if v and path.rsplit(".", 1)[-1] in SECRET_NAMES else v for path, v in values_of(config).items()}
+    return {path: redact_value(path, value) for path, value in values_of(config).items()}

@@ -16,6 +16,7 @@ from openrlhf.launcher.plan.arithmetic import count_prompts, room
 from openrlhf.launcher.plan.memory import GIB, Budget
 from openrlhf.launcher.plan.report import as_json, as_text, make_plan
 from openrlhf.launcher.plan.shape import ModelShape, read_shape
+from openrlhf.launcher.subcommand_parser import SubcommandParser
 
 GPU_GIB = 80
 CPU_KV_GIB = "4"
@@ -85,11 +86,10 @@ def budget_of(machine: Machine, gpu_gib: float, environ: Mapping[str, str]) -> B
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="openrlhf-launch plan",
-        description="What a training command would do: placement, batches, memory. Starts nothing, loads no weights.",
-        usage="%(prog)s [options] -- <flags of train_ppo_ray>",
-        allow_abbrev=False,
+    parser = SubcommandParser(
+        "plan",
+        "What a training command would do: placement, batches, memory. Starts nothing, loads no weights.",
+        "%(prog)s [options] -- <flags of train_ppo_ray>",
     )
     parser.add_argument("--gpus", type=int, help="GPUs of each node (default: those of this machine)")
     parser.add_argument(

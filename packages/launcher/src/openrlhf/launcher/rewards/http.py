@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from openrlhf.agents.rewards import RewardError, RewardResult, RewardTimeoutError, normalize_rewards
+from openrlhf.launcher.redaction import redact
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,11 @@ class _Server:
     running: int = 0
     failures: int = 0  # in a row
 
+    @property
+    def name(self) -> str:
+        """The URL without a password."""
+        return redact(self.url)
+
 
 class HttpRewardSource:
     """A `RewardSource` over HTTP; use it from one event loop.
@@ -77,7 +83,7 @@ class HttpRewardSource:
     ) -> None:
         for url in urls:
             if httpx.URL(url).scheme not in ("http", "https"):
-                raise ValueError(f"--reward.remote_url {url!r}: expected an http:// or https:// URL")
+                raise ValueError(f"--reward.remote_url {redact(url)!r}: expected an http:// or https:// URL")
         if not urls:
             raise ValueError("--reward.remote_url: no URL given")
         self._servers = [_Server(url) for url in urls]
@@ -105,7 +111,7 @@ class HttpRewardSource:
         body = json.dumps({"query": list(queries), "prompts": list(prompts), "labels": list(labels)}).encode()
         async with self._slots:
             answer, url = await self._ask(body)
-        return normalize_rewards(answer, len(queries), name=url)
+        return normalize_rewards(answer, len(queries), name=redact(url))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -127,13 +133,12 @@ class HttpRewardSource:
             except _TemporaryError as error:
                 server.failures += 1
                 level = logging.WARNING if server.failures == 1 else logging.INFO
-                log.log(level, "reward server %s: %s (attempt %d of %d)", server.url, error, attempt + 1, attempts)
+                log.log(level, "reward server %s: %s (attempt %d of %d)", server.name, error, attempt + 1, attempts)
                 if attempt + 1 == attempts:
                     kind = RewardTimeoutError if error.timed_out else RewardError
                     spent = time.monotonic() - began
-                    raise kind(
-                        f"reward server {server.url}: gave up after {attempts} attempts in {spent:.1f} s; last: {error}"
-                    ) from error
+                    tried = f"gave up after {attempts} attempts in {spent:.1f} s"
+                    raise kind(f"reward server {server.name}: {tried}; last: {error}") from error
                 await asyncio.sleep(self._retry.pause(attempt, error.retry_after))
             finally:
                 server.running -= 1
@@ -152,15 +157,15 @@ class HttpRewardSource:
             reason = f"no answer within {self._retry.timeout:g} s (--reward.timeout)"
             raise _TemporaryError(reason, timed_out=True) from None
         except httpx.TransportError as error:
-            raise _TemporaryError(f"{type(error).__name__}: {error}") from error
+            raise _TemporaryError(redact(f"{type(error).__name__}: {error}")) from error
         if response.is_server_error or response.status_code == TOO_MANY_REQUESTS:
             raise _TemporaryError(_describe(response), retry_after=_retry_after(response))
         if not response.is_success:
-            raise RewardError(f"reward server {url}: {_describe(response)}")
+            raise RewardError(f"reward server {redact(url)}: {_describe(response)}")
         try:
             return response.json()
         except ValueError:
-            raise RewardError(f"reward server {url}: expected JSON, got {_describe(response)}") from None
+            raise RewardError(f"reward server {redact(url)}: expected JSON, got {_describe(response)}") from None
 
 
 def _describe(response: httpx.Response) -> str:

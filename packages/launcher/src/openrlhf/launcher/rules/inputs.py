@@ -49,7 +49,7 @@ def api_key_has_server(c: P, m: Machine) -> Found:
     """A key that nobody is sent."""
     if c.reward.api_key is not None and not (c.reward.remote_url or "").startswith("http"):
         yield Violation(
-            (("reward.api_key", "***"), ("reward.remote_url", c.reward.remote_url)),
+            (("reward.api_key", c.reward.api_key), ("reward.remote_url", c.reward.remote_url)),
             "the key is sent to a reward server, and none is given",
             "--reward.remote_url http://host:5000/get_reward, or leave the key out",
         )

@@ -8,6 +8,7 @@ from functools import reduce
 from typing import Any
 
 from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.redaction import redact_value
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ def value_at(config: object, path: str) -> Any:
 
 
 def setting(name: str, value: Any) -> str:
-    """A flag with its value as the user would write it; a switch has none."""
+    """A flag with its value as the user would write it, without secrets; a switch has none."""
+    value = redact_value(name, value)
     if value is True:
         return f"--{name}"
     if value is False or value is None:

@@ -7,6 +7,7 @@ import socket
 import sys
 
 from openrlhf.launcher.errors import report_error
+from openrlhf.launcher.redaction import configure_logging
 from openrlhf.launcher.supervised_config import ServeRMConfig
 
 GRACE_SECONDS = 30
@@ -17,7 +18,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 def serve_rm(config: ServeRMConfig) -> int:
     """Serve until a signal. Returns the exit code: 0, or 1 with one message for a mistake of the user."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    configure_logging(logging.INFO, quiet=("httpx", "filelock"))
     try:
         check_exposure(config)
         with bind(config.host, config.port) as listener:

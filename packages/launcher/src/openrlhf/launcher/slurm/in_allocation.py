@@ -13,21 +13,26 @@ import time
 from collections.abc import Mapping
 from types import FrameType
 
+from openrlhf.launcher.slurm.environment import variables, without_step
 from openrlhf.launcher.slurm.names import expand_nodes
 from openrlhf.launcher.slurm.node import TOKEN, to_json
-from openrlhf.launcher.slurm.options import OptionError
 from openrlhf.launcher.slurm.requeue import REQUEUE_EXIT
 from openrlhf.launcher.slurm.runner import NodeSpec
+from openrlhf.launcher.slurm.sbatch_arguments import OptionError
 from openrlhf.launcher.slurm.script import srun_arguments
 
 REQUEUE_SECONDS = 120
 """Slurm ends this process within that time once the job is requeued."""
 
 
-def run_in_allocation(options: argparse.Namespace, spec: NodeSpec) -> int:
-    """Start the node runners, hand signals on to them, requeue the job if they ask for it. Returns the exit status."""
+def run_in_allocation(options: argparse.Namespace, spec: NodeSpec, secret: Mapping[str, str]) -> int:
+    """Start the node runners, hand signals on to them, requeue the job if they ask for it. Returns the exit status.
+
+    secret: variables of the run that stand on no command line.
+    """
     command = step_command(options, spec, os.environ)
-    step = subprocess.Popen(command, env=os.environ | {TOKEN: secrets.token_hex(32), "SLURM_EXPORT_ENV": "ALL"})
+    own = {TOKEN: secrets.token_hex(32), "SLURM_EXPORT_ENV": "ALL"}
+    step = subprocess.Popen(command, env=without_step(os.environ) | variables(options) | dict(secret) | own)
 
     def hand_on(signum: int, frame: FrameType | None) -> None:
         del frame

@@ -94,6 +94,11 @@ def count_gpus(text: str) -> int:
     return total
 
 
+def gpus_of_gres(text: str) -> int:
+    """`gpu:h100:8,nic:2`: the number of GPUs among generic resources."""
+    return count_gpus(",".join(item for item in text.split(",") if item.strip().split(":")[0] == "gpu"))
+
+
 def minutes(text: str) -> int:
     """A time limit in Slurm's forms, in minutes: `90`, `90:00`, `1:30:00`, `1-0`, `1-02:30`, `1-02:30:00`."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())

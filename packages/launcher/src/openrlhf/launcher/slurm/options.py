@@ -9,8 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from openrlhf.agents.files import decode_text
+from openrlhf.launcher.redaction import find_secrets
 from openrlhf.launcher.slurm.names import minutes
 from openrlhf.launcher.slurm.ports import BASE
+from openrlhf.launcher.slurm.sbatch_arguments import (
+    OptionError,
+    check_arguments,
+    names_of,
+    replaced_by,
+)
 
 SITE_VARIABLE = "OPENRLHF_SLURM_CONFIG"
 SITE_FILE = "~/.config/openrlhf/slurm.toml"
@@ -32,18 +39,16 @@ PASSED_ON = {
     "gres": "generic resources per node, as gpu:h100:8",
     "gpus-per-node": "GPUs per node, as 8 or h100:8",
     "mem": "memory per node, as 200G; 0 is all of it",
+    "mem-per-gpu": "memory per GPU, instead of --mem",
+    "mem-per-cpu": "memory per CPU, instead of --mem",
 }
 REPEATED = {
     "setup": "a shell line run before the launcher, as 'module load cuda'",
-    "env": "a variable of the run, as NAME=VALUE",
-    "sbatch-arg": "a further option of sbatch, as --sbatch-arg=--licenses=a:1",
+    "env": "a variable of the run, as NAME=VALUE; a secret one is handed on unseen",
+    "sbatch-arg": "a further option of sbatch, as --sbatch-arg=--licenses=a:1 or --sbatch-arg='-L a:1'",
     "srun-arg": "a further option of srun, as --srun-arg=--mpi=none",
     "container-mount": "a mount of the container, SOURCE:TARGET[:FLAGS]",
 }
-
-
-class OptionError(ValueError):
-    """A mistake in the options of a subcommand; the message is for the user."""
 
 
 def add_slurm_options(parser: argparse.ArgumentParser) -> None:
@@ -71,11 +76,19 @@ def add_slurm_options(parser: argparse.ArgumentParser) -> None:
 
 def read_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
     """Parse `argv` over the site's defaults and check the result. Raises OptionError."""
-    site, _ = parser.parse_known_args(argv)
-    parser.set_defaults(**site_defaults(parser, site.site))
+    given, _ = parser.parse_known_args(argv)
+    replaced = {name.replace("-", "_") for name in replaced_by(_given_names(given))}
+    defaults = site_defaults(parser, given.site)
+    parser.set_defaults(**{name: value for name, value in defaults.items() if name not in replaced})
     options = parser.parse_args(argv)
     check(options)
     return options
+
+
+def _given_names(given: argparse.Namespace) -> set[str]:
+    """The options of a job that stand on the command line."""
+    own = {name for name in PASSED_ON if getattr(given, name.replace("-", "_")) is not None}
+    return own | names_of(given.sbatch_arg) | ({"exclusive"} if given.exclusive else set())
 
 
 def site_defaults(parser: argparse.ArgumentParser, given: str | None) -> dict[str, object]:
@@ -104,8 +117,12 @@ def check(options: argparse.Namespace) -> None:
     """Raises OptionError for values that Slurm would misread or accept silently."""
     for name, value in vars(options).items():
         for text in value if isinstance(value, list) else [value]:
+            option = f"--{name.replace('_', '-')}"
+            if isinstance(text, str) and name not in ("env", "set") and any(find_secrets(name, text)):
+                way = "give it as --env NAME=VALUE, which hands it on unseen"
+                raise OptionError(f"{option}: this secret would stand in the batch script; {way}")
             if isinstance(text, str) and name != "setup" and ("\n" in text or "\0" in text):
-                raise OptionError(f"--{name.replace('_', '-')} {text!r} holds a line break: give one line")
+                raise OptionError(f"{option} {text!r} holds a line break: give one line")
     if options.nodes < 1:
         raise OptionError(f"--nodes {options.nodes!r} must be at least 1")
     try:
@@ -115,7 +132,9 @@ def check(options: argparse.Namespace) -> None:
     if options.signal_delay >= limit * 60:
         raise OptionError(f"--signal-delay {options.signal_delay!r} s is not shorter than --time {options.time!r}")
     for item in options.env:
-        if not item.partition("=")[0].isidentifier() or "=" not in item:
-            raise OptionError(f"--env {item!r} is no NAME=VALUE")
+        name, equals, _ = item.partition("=")
+        if not equals or not name.isidentifier():  # the value may be secret
+            raise OptionError(f"--env {' '.join(name.split()[:1])}...: this is no NAME=VALUE")
     if options.container_mount and not options.container_image:
         raise OptionError("--container-mount needs --container-image")
+    check_arguments(options, PASSED_ON)

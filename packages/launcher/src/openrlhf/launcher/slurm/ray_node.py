@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from openrlhf.launcher.secret_flags import VARIABLE as SECRET_FLAGS
 from openrlhf.launcher.slurm.folders import object_store_bytes
 from openrlhf.launcher.slurm.leftovers import MARK
 from openrlhf.launcher.slurm.ports import PortBlock
@@ -30,9 +31,12 @@ DEFAULTS = {
 
 
 def run_environment(environ: Mapping[str, str], *, token: str, mark: str) -> dict[str, str]:
-    """The environment of Ray's processes and of the trainer, without an address: the user's, plus the job's own."""
+    """The environment of Ray's processes and of the trainer, without an address: the user's, plus the job's own.
+
+    What is for the trainer alone is left out.
+    """
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, MARK: mark}
-    foreign = ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_TOKEN_PATH")
+    foreign = ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_TOKEN_PATH", SECRET_FLAGS)
     return DEFAULTS | {k: v for k, v in environ.items() if k not in foreign} | own
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from openrlhf.launcher.secret_flags import VARIABLE as SECRET_FLAGS
 from openrlhf.launcher.slurm import ray_node
 from openrlhf.launcher.slurm.addresses import join_port, own_address, resolve
 from openrlhf.launcher.slurm.allocation import Allocation
@@ -218,7 +219,8 @@ class HeadRun:
         self.runner.say(f"all {count} nodes are up: {', '.join(self.here.nodes)}")
 
     def _train(self) -> int:
-        environ = self.runner.node_environ | {"RAY_ADDRESS": self.address}
+        secret = {k: v for k, v in self.runner.environ.items() if k == SECRET_FLAGS}
+        environ = self.runner.node_environ | {"RAY_ADDRESS": self.address} | secret
         argv = self.spec.argv(self.here.restarts)
         self.trainer = ray_node.start_shielded(argv, environ)
         warned_at = None

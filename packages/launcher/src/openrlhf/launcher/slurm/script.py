@@ -11,10 +11,12 @@ from typing import Any
 
 from submitit.slurm.slurm import SlurmExecutor
 
+from openrlhf.launcher.slurm.environment import is_secret, variables
 from openrlhf.launcher.slurm.names import minutes
 from openrlhf.launcher.slurm.node import TOKEN
 from openrlhf.launcher.slurm.options import PASSED_ON
 from openrlhf.launcher.slurm.requeue import REQUEUE_EXIT
+from openrlhf.launcher.slurm.sbatch_arguments import sbatch_arguments
 
 SECRET = f"""{TOKEN}=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')
 export {TOKEN}"""
@@ -72,15 +74,13 @@ def further_parameters(options: argparse.Namespace) -> dict[str, Any]:
     values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     values["wckey"] = ""  # submitit's own key is refused by sites that check them
     values["requeue" if options.max_restarts > 0 else "no-requeue"] = True
-    for word in options.sbatch_arg:
-        name, equals, value = word.lstrip("-").partition("=")
-        values[name] = value if equals else True
-    return values
+    return values | sbatch_arguments(options.sbatch_arg)
 
 
 def setup_lines(options: argparse.Namespace) -> list[str]:
-    """Shell lines before srun. A failing line ends the job."""
-    exports = [f"export {name}={shlex.quote(value)}" for name, _, value in (e.partition("=") for e in options.env)]
+    """Shell lines before srun. A failing line ends the job. Secret variables come with the job's environment."""
+    shown = {name: value for name, value in variables(options).items() if not is_secret(name, value)}
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in shown.items()]
     return ["set -e", "export SLURM_EXPORT_ENV=ALL", *options.setup, *exports, *SECRET.splitlines(), "set +e"]
 
 

@@ -7,7 +7,7 @@ import importlib.util
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,10 +15,15 @@ from openrlhf.launcher.command_line import USAGE_EXIT, finish, usage_message
 from openrlhf.launcher.commands import TRAIN_PPO_RAY
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.parsing import UsageError, parse
-from openrlhf.launcher.slurm.names import count_gpus
-from openrlhf.launcher.slurm.options import OptionError, add_slurm_options, read_options
+from openrlhf.launcher.redaction import redact, secrets_of_words
+from openrlhf.launcher.secret_flags import split_secret_flags
+from openrlhf.launcher.slurm.environment import secret_variables, submission
+from openrlhf.launcher.slurm.names import count_gpus, gpus_of_gres
+from openrlhf.launcher.slurm.options import add_slurm_options, read_options
 from openrlhf.launcher.slurm.runner import NodeSpec
+from openrlhf.launcher.slurm.sbatch_arguments import OptionError
 from openrlhf.launcher.slurm.states import JobState, wait_for
+from openrlhf.launcher.subcommand_parser import SubcommandParser
 
 if TYPE_CHECKING:
     from openrlhf.launcher.slurm.script import Executor
@@ -35,16 +40,18 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = read_options(_parser(), own)
         spec = make_spec(options, flags)
+        secrets = secret_variables(options, flags)
         if options.in_allocation:
             from openrlhf.launcher.slurm.in_allocation import run_in_allocation
 
-            return run_in_allocation(options, spec)
+            return run_in_allocation(options, spec, secrets)
         require_submitit()
-        return _submit(options, spec)
+        with submission(secrets):
+            return _submit(options, spec, secrets)
     except UsageError as error:
         sys.stderr.write(usage_message(TRAIN_PPO_RAY, error) + "\n")
     except OptionError as error:
-        sys.stderr.write(f"openrlhf-launch slurm: {error}\n")
+        sys.stderr.write(redact(f"openrlhf-launch slurm: {error}\n", secrets_of_words(own)))
     return USAGE_EXIT
 
 
@@ -67,11 +74,11 @@ def make_spec(options: argparse.Namespace, flags: Sequence[str]) -> NodeSpec:
     Where the options say how many GPUs a node has, the rules between flags are checked too, before the job waits.
     """
     config = parse(TRAIN_PPO_RAY, flags).config
-    if gpus := count_gpus(options.gpus_per_node or options.gres or ""):
+    if gpus := count_gpus(options.gpus_per_node) if options.gpus_per_node else gpus_of_gres(options.gres or ""):
         finish(TRAIN_PPO_RAY, config, Machine(gpus=gpus, nodes=options.nodes))
     python = options.python or ("python3" if options.container_image else sys.executable)
     return NodeSpec(
-        command=(python, "-m", "openrlhf.cli.train_ppo_ray", *flags),
+        command=(python, "-m", "openrlhf.cli.train_ppo_ray", *split_secret_flags(flags)[0]),
         resume=() if config.ckpt.load_enable else (RESUME,),
         checkpoints=str(Path(config.ckpt.path).expanduser().absolute()),
         max_restarts=options.max_restarts,
@@ -81,13 +88,20 @@ def make_spec(options: argparse.Namespace, flags: Sequence[str]) -> NodeSpec:
     )
 
 
-def _submit(options: argparse.Namespace, spec: NodeSpec) -> int:
+def tell_secrets(names: Iterable[str]) -> None:
+    """Say which variables a printed script needs and does not hold."""
+    if names := sorted(names):
+        sys.stderr.write(f"note: {', '.join(names)} reach the job by the environment of the submission\n")
+
+
+def _submit(options: argparse.Namespace, spec: NodeSpec, secrets: Iterable[str]) -> int:
     from openrlhf.launcher.slurm.job import Job
     from openrlhf.launcher.slurm.script import make_executor
 
     executor = make_executor(options)
     if options.dry_run:
         sys.stdout.write(executor.script() + "\n")
+        tell_secrets(secrets)
         return 0
     if options.test_only:
         return ask_slurm(executor)
@@ -140,11 +154,10 @@ def follow(job_id: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="openrlhf-launch slurm",
-        description="Run training on a Slurm cluster: Ray on every node, the trainer on the first.",
-        usage="%(prog)s [options] -- <flags of train_ppo_ray>",
-        allow_abbrev=False,
+    parser = SubcommandParser(
+        "slurm",
+        "Run training on a Slurm cluster: Ray on every node, the trainer on the first.",
+        "%(prog)s [options] -- <flags of train_ppo_ray>",
     )
     add_slurm_options(parser)
     add_submission_options(parser)

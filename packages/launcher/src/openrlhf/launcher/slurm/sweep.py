@@ -12,7 +12,10 @@ from pathlib import Path
 from openrlhf.launcher.command_line import USAGE_EXIT, usage_message
 from openrlhf.launcher.commands import TRAIN_PPO_RAY
 from openrlhf.launcher.parsing import UsageError
-from openrlhf.launcher.slurm.options import OptionError, add_slurm_options, read_options
+from openrlhf.launcher.redaction import find_secrets, redact, secrets_of_words
+from openrlhf.launcher.slurm.environment import secret_variables, submission
+from openrlhf.launcher.slurm.options import add_slurm_options, read_options
+from openrlhf.launcher.slurm.sbatch_arguments import OptionError
 from openrlhf.launcher.slurm.submit import (
     add_submission_options,
     ask_slurm,
@@ -23,6 +26,7 @@ from openrlhf.launcher.slurm.submit import (
     require_submitit,
     split_at_dashes,
 )
+from openrlhf.launcher.subcommand_parser import SubcommandParser
 
 TABLE = "sweep.json"
 """In --sweep-dir: the values of each run, by its folder."""
@@ -34,11 +38,12 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = read_options(_parser(), own)
         require_submitit()
-        return _submit(options, flags)
+        with submission(secret_variables(options, flags)):
+            return _submit(options, flags)
     except UsageError as error:
         sys.stderr.write(usage_message(TRAIN_PPO_RAY, error) + "\n")
     except OptionError as error:
-        sys.stderr.write(f"openrlhf-launch sweep: {error}\n")
+        sys.stderr.write(redact(f"openrlhf-launch sweep: {error}\n", secrets_of_words(own)))
     return USAGE_EXIT
 
 
@@ -49,6 +54,8 @@ def combinations(settings: Sequence[str]) -> list[dict[str, str]]:
         name, equals, text = setting.partition("=")
         if not equals or not name or not text:
             raise OptionError(f"--set {setting!r} is no FLAG=VALUE,VALUE,...")
+        if any(find_secrets(name, text)):
+            raise OptionError(f"--set {name}: secrets are not swept; give the flag after the two dashes")
         values = json.loads(text) if text.startswith("[") else text.split(",")
         axes.append([(name.removeprefix("--"), str(value)) for value in values])
     return [dict(choice) for choice in itertools.product(*axes)]
@@ -84,11 +91,10 @@ def _submit(options: argparse.Namespace, flags: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="openrlhf-launch sweep",
-        description="Run every combination of some flags' values, each in a folder of its own.",
-        usage="%(prog)s --set FLAG=VALUE,VALUE [options] -- <flags of train_ppo_ray>",
-        allow_abbrev=False,
+    parser = SubcommandParser(
+        "sweep",
+        "Run every combination of some flags' values, each in a folder of its own.",
+        "%(prog)s --set FLAG=VALUE,VALUE [options] -- <flags of train_ppo_ray>",
     )
     parser.add_argument("--set", action="append", required=True, metavar="FLAG=A,B", help="values of a flag (repeat)")
     parser.add_argument("--sweep-dir", default="sweep", help="parent of the runs' folders")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -11,13 +10,14 @@ from pathlib import Path
 from openrlhf.launcher.command_line import USAGE_EXIT
 from openrlhf.launcher.slurm.names import expand_nodes, parse_job_id
 from openrlhf.launcher.slurm.states import JobState, read_states
+from openrlhf.launcher.subcommand_parser import SubcommandParser
 
 FOLLOW_PAUSE = 0.5
 
 
 def status(argv: Sequence[str]) -> int:
     """Print a line per job: those named, else all that have logs here."""
-    parser = argparse.ArgumentParser(prog="openrlhf-launch status", description="States of jobs.")
+    parser = SubcommandParser("status", "States of jobs.")
     parser.add_argument("jobs", nargs="*", metavar="JOB", help="job ids (default: all in the log folder)")
     parser.add_argument("--log-dir", default="slurm_logs", help="folder of the jobs' logs")
     options = parser.parse_args(argv)
@@ -49,7 +49,7 @@ def table(states: Sequence[JobState]) -> str:
 
 def logs(argv: Sequence[str]) -> int:
     """Print a job's log: the head's, or that of --node."""
-    parser = argparse.ArgumentParser(prog="openrlhf-launch logs", description="The log of a job.")
+    parser = SubcommandParser("logs", "The log of a job.")
     parser.add_argument("job", metavar="JOB", help="a job id, or an array task as 123_4")
     parser.add_argument("-f", "--follow", action="store_true", help="print what is added, until the job ends")
     parser.add_argument("--node", default="0", help="a node's name or its number (default: 0, the head)")

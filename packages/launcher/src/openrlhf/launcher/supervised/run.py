@@ -9,6 +9,7 @@ from pathlib import Path
 
 from openrlhf.launcher import signals
 from openrlhf.launcher.errors import report_error
+from openrlhf.launcher.redaction import configure_logging
 from openrlhf.launcher.supervised.process import complete_environment, is_first
 from openrlhf.launcher.supervised_config import SupervisedRun
 
@@ -17,9 +18,7 @@ def train_supervised(config: SupervisedRun) -> int:
     """Train. Returns the exit code: 0, 1 with one clear message for a user's mistake, 85 if it was warned and saved."""
     complete_environment(os.environ, local_rank=config.local_rank)
     level = logging.INFO if is_first() else logging.ERROR
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
-    for noisy in ("httpx", "filelock", "datasets"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    configure_logging(level, quiet=("httpx", "filelock", "datasets"))
     signals.install()
     warned = signals.Warned()
     from openrlhf.learner.setup import prepare_environment, training_device
