@@ -94,7 +94,7 @@ def test_where_a_critic_starts() -> None:
     config, (note,) = resolved(GPUS, *actor, "--reward.remote_url", "f.py")
     assert config.critic.model_name_or_path == "A"
     assert "the critic starts from --actor.model_name_or_path" in note
-    config, notes = resolved(GPUS, *actor, "--reward.model_name_or_path", "R,S")
+    config, notes = resolved(GPUS, *actor, "--reward.model_name_or_path", "R")
     assert (config.critic.model_name_or_path, notes) == ("R", [])
     config, _ = resolved(GPUS, *actor, "--critic.model_name_or_path", "C")
     assert config.critic.model_name_or_path == "C"

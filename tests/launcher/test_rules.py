@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.flags import flags_of
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.parsing import parse_train_ppo
 from openrlhf.launcher.resolve import resolve
@@ -87,10 +90,18 @@ def test_a_filter_needs_scores() -> None:
     assert "scores come from" in str(violation)
 
 
-def test_one_reward_model_at_a_time() -> None:
+def test_l05_one_reward_model_at_a_time(tmp_path: Path) -> None:
+    """Help and rule say the same, and a folder may have a comma in its name."""
     base = BASE.replace("--reward.remote_url f.py", "--reward.model_name_or_path R,S")
     (violation,) = broken(RLOO, base=base)
-    assert "one reward model" in str(violation)
+    assert "rewards of several are on different scales" in str(violation)
+    assert "serve each" in str(violation)
+    text = flags_of(TrainPPOConfig())["reward.model_name_or_path"].help
+    assert "their scales differ" in text
+    assert "eparated by commas" not in text
+    (tmp_path / "R,S").mkdir()
+    base = BASE.replace("--reward.remote_url f.py", f"--reward.model_name_or_path {tmp_path}/R,S")
+    assert broken(RLOO, base=base) == []
 
 
 def test_all_violations_at_once() -> None:

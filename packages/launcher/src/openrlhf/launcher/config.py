@@ -77,7 +77,9 @@ class RewardConfig(RewardShapingConfig, RewardFunctionConfig, PlacementConfig):
     """Where rewards come from, and how they are shaped."""
 
     model_name_or_path: str | None = None
-    """Reward model that runs inside the cluster. Several: separated by commas, the first one is used for the critic."""
+    """Reward model that runs inside the cluster, with the actor's tokenizer; a critic without a model of its own starts
+    from it. One model: their scales differ, so rewards of several are combined by a reward function
+    (--reward.remote_url) that asks a server (serve_rm) for each."""
     remote_url: str | None = None
     """URL of a reward server (several: separated by commas), or path of a Python file with reward_func."""
     offload: bool = False

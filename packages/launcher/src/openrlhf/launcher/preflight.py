@@ -6,6 +6,7 @@ A mistake costs seconds here and minutes later. Raises ValueError (FileNotFoundE
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from openrlhf.agents.reward_file import check_reward_file
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.data.prompts import PromptDataset, load_prompts
+from openrlhf.launcher.same_tokens import check_same_tokens
 from openrlhf.launcher.tokenizers import load_tokenizer, load_vision_tokenizer
 from openrlhf.launcher.vision import VisionModel, find_vision, image_token
 
@@ -44,15 +46,16 @@ class Prepared:
 def prepare(config: TrainPPOConfig) -> Prepared:
     """Check and load what the controller itself needs: tokenizer and data. Loads no model."""
     model = check_model(config.actor.model_name_or_path, "--actor.model_name_or_path")
-    models = [model]
-    for flag, path in (
-        ("--critic.model_name_or_path", config.critic.model_name_or_path if config.has_critic else None),
-        ("--reward.model_name_or_path", config.reward.model_name_or_path if config.has_reward_model else None),
-    ):
-        if path is not None:
-            models.append(check_model(path, flag))
+    others = {
+        flag: check_model(path, flag)
+        for flag, path in (
+            ("--critic.model_name_or_path", config.critic.model_name_or_path if config.has_critic else None),
+            ("--reward.model_name_or_path", config.reward.model_name_or_path if config.has_reward_model else None),
+        )
+        if path is not None
+    }
     if config.ds.packing_samples:
-        check_packed_models(models)
+        check_packed_models([model, *others.values()])
     reward_file, reward_urls = reward_source(config)
     agent_path = config.train.agent_func_path
     agent_file = None if agent_path is None else check_agent_file(agent_path)
@@ -68,6 +71,7 @@ def prepare(config: TrainPPOConfig) -> Prepared:
     else:
         tokenizer, processor = load_vision_tokenizer(model)
         token = image_token(processor)
+    check_readers(tokenizer, "--actor.model_name_or_path", model, others)
     budget = config.rollout.max_new_tokens
     prompts = load_prompts(config.data, tokenizer, max_new_tokens=budget, seed=config.train.seed, image_token=token)
     eval_prompts: list[PromptItem] = []
@@ -134,6 +138,28 @@ def check_model(path: str | None, flag: str) -> str:
     if path.startswith((".", "/", "~")) or path.count("/") != 1 or folder.exists():
         raise FileNotFoundError(f"{flag} {path!r}: not found; give a folder with a Hugging Face model or a hub name")
     return path
+
+
+WAYS_OUT = {
+    "--critic.model_name_or_path": "Give a model with the actor's tokenizer, such as the actor itself",
+    "--reward.model_name_or_path": "Give a model with the actor's tokenizer, or serve this one, which then reads "
+    "texts: python3 -m openrlhf.cli.serve_rm, and --reward.remote_url",
+    "--ref.model_name_or_path": "Give a model with the same tokenizer",
+}
+
+
+def check_readers(tokenizer: Any, flag: str, model: str, others: Mapping[str, str]) -> None:
+    """ValueError when one of the other models (flag -> model) reads token ids of `model` as something else."""
+    for other_flag, other in others.items():
+        if other != model:
+            check_same_tokens(
+                tokenizer,
+                of=f"{flag} {model!r}",
+                flag=other_flag,
+                model=other,
+                sizes=(text_dimension(model, "vocab_size"), text_dimension(other, "vocab_size")),
+                way_out=WAYS_OUT[other_flag],
+            )
 
 
 def check_packed_models(models: list[str]) -> None:

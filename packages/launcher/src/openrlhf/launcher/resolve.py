@@ -171,7 +171,7 @@ def _models(c: P, m: Machine) -> Iterator[Change]:
     if c.critic.model_name_or_path is not None:
         return
     if c.has_reward_model and c.reward.model_name_or_path is not None:
-        yield Change("critic.model_name_or_path", c.reward.model_name_or_path.split(",")[0])
+        yield Change("critic.model_name_or_path", c.reward.model_name_or_path)
     elif c.actor.model_name_or_path is not None:
         note = "the critic starts from --actor.model_name_or_path; --critic.model_name_or_path chooses another model"
         yield Change("critic.model_name_or_path", c.actor.model_name_or_path, note)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import values_of
@@ -40,9 +41,16 @@ def one_reward_source(c: P, m: Machine) -> Found:
 
 
 def one_reward_model(c: P, m: Machine) -> Found:
-    """Several reward models in the cluster are not built."""
-    if c.has_reward_model and "," in (c.reward.model_name_or_path or ""):
-        yield broken(c, "reward.model_name_or_path", "one reward model runs in the cluster", "give one model")
+    """Several reward models: nothing says how their rewards, each on a scale of its own, become one."""
+    path = c.reward.model_name_or_path or ""
+    if c.has_reward_model and "," in path and not Path(path).expanduser().is_dir():
+        yield broken(
+            c,
+            "reward.model_name_or_path",
+            "one reward model runs in the cluster: rewards of several are on different scales",
+            "give one model, or serve each (python3 -m openrlhf.cli.serve_rm) and combine their rewards in a function "
+            "(--reward.remote_url reward.py)",
+        )
 
 
 def api_key_has_server(c: P, m: Machine) -> Found:

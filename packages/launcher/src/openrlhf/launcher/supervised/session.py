@@ -7,7 +7,7 @@ from typing import Any
 
 from openrlhf.launcher.data.supervised import SupervisedDataset, load_supervised
 from openrlhf.launcher.logging.logger import RunLogger
-from openrlhf.launcher.preflight import check_model
+from openrlhf.launcher.preflight import check_model, check_readers
 from openrlhf.launcher.saved import config_toml
 from openrlhf.launcher.signals import Warned
 from openrlhf.launcher.supervised.batches import Batches
@@ -30,6 +30,9 @@ def run_session(config: SupervisedRun, warned: Warned) -> Progress:
     """Train; returns where the run ended. What can be wrong with the data is found before a model is loaded."""
     model = check_model(config.model.model_name_or_path, "--model.model_name_or_path")
     tokenizer = load_tokenizer(model, flag="--model.model_name_or_path")
+    if isinstance(config, TrainDPOConfig) and config.ref.model_name_or_path is not None:
+        reference = check_model(config.ref.model_name_or_path, "--ref.model_name_or_path")
+        check_readers(tokenizer, "--model.model_name_or_path", model, {"--ref.model_name_or_path": reference})
     if config.data.tokenizer_chat_template is not None:
         tokenizer.chat_template = config.data.tokenizer_chat_template
     task = make_task(config, tokenizer)
