@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 from openrlhf.launcher.commands import LORA_COMBINER, SERVE_RM, TRAIN_DPO, TRAIN_PPO_RAY, TRAIN_RM, TRAIN_SFT, Command
 from openrlhf.launcher.flags import Flag
 from openrlhf.launcher.help_text import sections
-from openrlhf.launcher.old_names import REMOVED, all_old_names
+from openrlhf.launcher.old_names import REMOVED, all_old_names, new_form, new_names
 from openrlhf.launcher.unsupported import REFUSED
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -37,9 +38,10 @@ MIGRATION_HEAD = f"""# Flag migration
 {WRITTEN}
 
 Flat flags of earlier releases are refused. The message names the flag of today and prints the whole command line
-rewritten, ready to paste (secrets are masked). The later spelling of the off-policy correction
-(`is_correction_level`, `is_correction_mode` and `is_correction_gating` under `algo.advantage`) is understood where
-it means the same.
+rewritten, ready to paste (secrets are masked): `--prompt_max_len P --generate_max_len G` becomes
+`--data.max_len P+G --rollout.max_new_tokens G`, expressions of the shell stay ones. The later spelling of the
+off-policy correction (`is_correction_level`, `is_correction_mode` and `is_correction_gating` under `algo.advantage`) is
+understood where it means the same.
 """
 
 TABLE = ("| flag | values | default | meaning |", "|---|---|---|---|")
@@ -61,12 +63,17 @@ def pages() -> dict[Path, str]:
 
 def migration_part(title: str, *commands: Command) -> list[str]:
     """Old flat names of one or several commands and what they are called now."""
-    names = {old: new for command in commands for old, new in all_old_names(command).items()}
+    names = {old: now(command, old) for command in commands for old in all_old_names(command)}
     lines = [f"## {title}", "", "| old | now |", "|---|---|"]
-    for old, new in sorted(names.items()):
-        now = " and ".join(code(f"--{name}") for name in new) or f"removed: {escape(REMOVED[old])}"
-        lines.append(f"| {code(f'--{old}')} | {now} |")
+    lines += [f"| {code(f'--{old}')} | {text} |" for old, text in sorted(names.items())]
     return [*lines, ""]
+
+
+def now(command: Command, old: str) -> str:
+    """What became of an old flag."""
+    if form := new_form(command, old):
+        return re.sub(r"--[\w.]+", lambda flag: code(flag[0]), form)
+    return " and ".join(code(f"--{name}") for name in new_names(command, old)) or f"removed: {escape(REMOVED[old])}"
 
 
 def command_part(command: Command) -> list[str]:

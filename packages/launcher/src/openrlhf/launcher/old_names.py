@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
 
 from openrlhf.launcher.commands import TRAIN_PPO_RAY, Command
+from openrlhf.launcher.old_forms import FORMS, in_new_form
 from openrlhf.launcher.redaction import redact_value
-from openrlhf.launcher.words import Word
+from openrlhf.launcher.unsupported import REFUSED
+from openrlhf.launcher.words import Word, quoted
 
 LINE = " \\\n   "
 
@@ -48,6 +49,7 @@ _SHARED = {
     target_modules ds.lora.target_modules
     ds_tensor_parallel_size ds.tensor_parallel_size
     ring_head_stride ds.ring_attn_head_stride
+    head_prefix ds.value_head_prefix
     train_split data.dataset_split
     train_batch_size train.batch_size
     micro_train_batch_size train.micro_batch_size
@@ -185,6 +187,10 @@ _SUPERVISED = {
 REMOVED = {
     "actor_init_on_gpu": "models are always loaded where they run",
     "ptx_coef": "mixing a pre-training loss into RL is no longer offered",
+    "pretrain_data": "mixing a pre-training loss into RL is no longer offered",
+    "pretrain_data_probs": "mixing a pre-training loss into RL is no longer offered",
+    "pretrain_split": "mixing a pre-training loss into RL is no longer offered",
+    "disable_trace_cache": "it has no effect any more",
     "perf": "timings are always logged as timing/*",
     "muon_adam_lr": "the learning rate of Muon's auxiliary Adam group is --actor.adam.lr (supervised: --adam.lr)",
     "ref_pretrain": "the reference model is --actor.model_name_or_path as it was before training",
@@ -194,6 +200,10 @@ REMOVED = {
 """Old flags without a successor, and why (or what to write instead)."""
 
 
+NO_USE = frozenset({"vllm.sync_with_ray", "data.disable_fast_tokenizer"})
+"""Switches that are refused, and that the rewritten command can do without."""
+
+
 def new_names(command: Command, name: str) -> tuple[str, ...]:
     """What the old flag is called now in this command: several names share its values. Empty: it has no successor."""
     table = _RL if command is TRAIN_PPO_RAY else _SUPERVISED
@@ -201,41 +211,56 @@ def new_names(command: Command, name: str) -> tuple[str, ...]:
     return tuple(new for new in found if new in command.flags)
 
 
+def new_form(command: Command, name: str) -> str:
+    """What an old flag is now that became more than another name; empty for any other."""
+    return FORMS.get(name, "") if command is TRAIN_PPO_RAY and name not in command.flags else ""
+
+
 def is_old_name(command: Command, name: str) -> bool:
     """Whether an earlier release of this command knew the flag."""
-    return name not in command.flags and (bool(new_names(command, name)) or name in REMOVED)
+    if name in command.flags:
+        return False
+    return bool(new_form(command, name) or new_names(command, name)) or name in REMOVED
+
+
+def became(command: Command, name: str, dashes: str = "--") -> str:
+    """`is now ...` or `was removed: ...`, for an old flag."""
+    if form := new_form(command, name):
+        return f"is now {form}"
+    if new := new_names(command, name):
+        return "is now " + " and ".join(f"{dashes}{n}" for n in new)
+    return f"was removed: {REMOVED[name]}"
 
 
 def old_name_problems(command: Command, words: Sequence[Word]) -> list[str]:
     """One message per old flag, and after them the whole command line in today's names."""
-    problems = []
-    for name in dict.fromkeys(w.name for w in words if is_old_name(command, w.name)):
-        new = new_names(command, name)
-        now = " and ".join(f"--{n}" for n in new)
-        problems.append(f"--{name} is now {now}" if new else f"--{name} was removed: {REMOVED[name]}")
+    old = dict.fromkeys(w.name for w in words if is_old_name(command, w.name))
+    problems = [f"--{name} {became(command, name)}" for name in old]
     if problems:
         problems[-1] += "\nThe whole command in today's names:\n" + rewritten(command, words)
+        for flag in sorted({new for name in old for new in new_names(command, name)} & NO_USE):
+            problems[-1] += f"\nLeft out: --{flag}, {REFUSED[flag][1]}"
     return problems
 
 
 def rewritten(command: Command, words: Sequence[Word]) -> str:
     """The command line with every old flag under its new name, quoted for a shell; secrets are masked."""
     lines = [command.program]
-    for word in words:
-        if not is_old_name(command, word.name):
-            lines.append(_quoted(command, word.name, word.values))
-        lines += [_quoted(command, new, word.values) for new in new_names(command, word.name)]
+    for word in in_new_form(words) if command is TRAIN_PPO_RAY else words:
+        names = (word.name,)
+        if is_old_name(command, word.name):
+            names = tuple(new for new in new_names(command, word.name) if new not in NO_USE)
+        lines += [_quoted(command, name, word.values) for name in names]
     return LINE.join(lines)
 
 
 def _quoted(command: Command, name: str, values: Sequence[str]) -> str:
     near = [] if name in command.flags else get_close_matches(name, list(command.flags), n=3, cutoff=0.6)
     meant = next((other for other in near if command.flags[other].secret), name)
-    return shlex.join([f"--{name}", *(redact_value(meant, value) for value in values)])
+    return " ".join([f"--{name}", *(quoted(redact_value(meant, value)) for value in values)])
 
 
-def all_old_names(command: Command) -> dict[str, tuple[str, ...]]:
-    """Every old name of a command with its new names; removed ones have none."""
-    table = {**_SHARED, **(_RL if command is TRAIN_PPO_RAY else _SUPERVISED), **dict.fromkeys(REMOVED, ())}
-    known = {name: new_names(command, name) for name in table}
-    return {name: new for name, new in sorted(known.items()) if name not in command.flags and (new or name in REMOVED)}
+def all_old_names(command: Command) -> list[str]:
+    """Every old name of a command."""
+    table = {**_SHARED, **(_RL if command is TRAIN_PPO_RAY else _SUPERVISED), **FORMS, **dict.fromkeys(REMOVED, ())}
+    return sorted(name for name in table if is_old_name(command, name))

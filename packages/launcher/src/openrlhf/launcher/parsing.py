@@ -37,7 +37,7 @@ from openrlhf.launcher.supervised_config import (
     TrainRMConfig,
     TrainSFTConfig,
 )
-from openrlhf.launcher.words import Word, split_words
+from openrlhf.launcher.words import NOT_EXPANDED, Word, is_shell, split_words
 
 C = TypeVar("C")
 
@@ -143,6 +143,10 @@ def _read_word(command: Command, word: Word, values: dict[str, Any]) -> list[str
     flag = command.flags.get(word.name)
     if flag is None:
         return unknown_flag(command, word.name)
+    if flag.shape.base is str and "template" not in flag.name:  # any other type refuses such a value below
+        left = [f"{flag.option} {value!r} {NOT_EXPANDED}" for value in word.values if is_shell(value)]
+        if left:
+            return left
     try:
         values[flag.path] = flag.parse(word.values)
     except ValueError as error:

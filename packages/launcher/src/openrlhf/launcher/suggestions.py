@@ -8,13 +8,12 @@ from difflib import get_close_matches
 from openrlhf.launcher.commands import Command
 from openrlhf.launcher.flags import ChoiceError, Flag
 from openrlhf.launcher.known_names import known_name
-from openrlhf.launcher.old_names import REMOVED, is_old_name, new_names
+from openrlhf.launcher.old_names import became, is_old_name
+from openrlhf.launcher.words import NOT_EXPANDED, is_shell
 
 ABSENT = {
     "ref.model_name_or_path": "the reference model is --actor.model_name_or_path as it was before training",
     "vllm.max_num_seqs": "engine arguments go through --vllm.engine_args '{\"max_num_seqs\": 256}'",
-    "prompt_max_len": "a prompt may take --data.max_len minus --rollout.max_new_tokens tokens",
-    "generate_max_len": "the length of responses is --rollout.max_new_tokens",
     "algo.kl.unbiased_gradient": "this form of the KL gradient is not built",
     "data.tokenizer_chat_template": "the template of the tokenizer in the model's folder is used",
 }
@@ -44,8 +43,7 @@ def unknown_flag(command: Command, name: str) -> list[str]:
 def unknown_key(command: Command, key: str) -> list[str]:
     """The messages for a key of a configuration file that is no field of `command`."""
     if is_old_name(command, key):
-        new = new_names(command, key)
-        return [f"{key} is now {' and '.join(new)}" if new else f"{key} was removed: {REMOVED[key]}"]
+        return [f"{key} {became(command, key, dashes='')}"]
     flag = command.flags.get(key)
     if flag is not None:
         return [f"{key} is a form of the command line; in a file write {flag.path} = false"]
@@ -65,8 +63,10 @@ def wrong_value(flag: Flag, error: ValueError) -> str:
 
 
 def missing_dashes(command: Command, values: Sequence[str]) -> str:
-    """A hint where one of a flag's values is the name of another flag."""
+    """A hint where one of a flag's values is the name of another flag, or was meant for the shell."""
     for value in values:
+        if is_shell(value):
+            return f"; {value!r} {NOT_EXPANDED}"
         name = value.lstrip("-").partition("=")[0]
         if name in command.flags:
             return f"; {value!r} is a flag when it starts with two dashes: --{name}"
