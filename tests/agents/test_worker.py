@@ -17,6 +17,7 @@ from openrlhf.agents.testing import ByteTokenizer, ScriptedEngine
 from openrlhf.agents.types import Failure, PromptItem, StopReason
 from openrlhf.agents.watchdog import BLOCKED_EXIT_CODE, LoopWatchdog
 from openrlhf.agents.worker import AgentWorker, WorkerSettings
+from support.agents_blocking import BLOCKING
 
 
 def make_worker(executor, engine, on_blocked=None, **agent):
@@ -128,35 +129,6 @@ def test_a_thousand_episodes_of_eight_turns():
     assert cpu_of_many < 3 * run_many(100)[1]  # a request costs the same, however many run
     assert [s.stop_reason for s in samples[3:6]] == [StopReason.FAILED, StopReason.TIMEOUT, StopReason.MAX_TURNS]
     assert sum(s.reward == 4.0 and not s.failed for s in samples) == 997
-
-
-BLOCKING = """
-    import asyncio, time
-    from openrlhf.agents.config import AgentConfig
-    from openrlhf.agents.engine import SamplingParams
-    from openrlhf.agents.executor import MultiTurnAgentExecutor
-    from openrlhf.agents.testing import ByteTokenizer, ScriptedEngine
-    from openrlhf.agents.types import PromptItem
-    from openrlhf.agents.watchdog import exit_process
-    from openrlhf.agents.worker import AgentWorker, WorkerSettings
-
-    class Agent:
-        async def reset(self, states):
-            return states
-
-        async def step(self, states):
-            {statement}
-
-    async def main():
-        settings = WorkerSettings(sampling=SamplingParams(), n_samples=1, max_length=99, agent=AgentConfig(timeout=0.5))
-        worker = AgentWorker(
-            MultiTurnAgentExecutor(Agent), ScriptedEngine(["x"]), ByteTokenizer(), settings, on_blocked=exit_process
-        )
-        await worker.start()
-        await worker.run_group(PromptItem(group_id="g", prompt="p"))
-
-    asyncio.run(main())
-"""
 
 
 @pytest.mark.parametrize("statement", ["time.sleep(60)", "while True: pass"])

@@ -16,9 +16,10 @@ from typing import Any
 
 from openrlhf.agents.checking import leave, run_check
 from openrlhf.agents.context import GroupExecutor
-from openrlhf.agents.executor import AgentInstanceBase, MultiTurnAgentExecutor
+from openrlhf.agents.executor import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor
 from openrlhf.agents.files import CodeFile, CodeFileError, as_code
 from openrlhf.agents.modules import load_module
+from openrlhf.agents.signatures import check_execute
 
 FLAG = "--train.agent_func_path"
 EXPECTED = (
@@ -79,6 +80,8 @@ def load_executor(path_or_code: str | Path | CodeFile) -> GroupExecutor:
         exported = _construct(exported, code)
     if not hasattr(exported, "run_group"):
         raise CodeFileError(f"{FLAG}: AgentExecutor in {code.path} is no executor; {EXPECTED}")
+    if isinstance(exported, AgentExecutorBase):
+        check_execute(type(exported).execute)
     return exported
 
 
@@ -86,6 +89,11 @@ def _construct(executor: type, code: CodeFile) -> Any:
     if inspect.isabstract(executor):
         missing = sorted(getattr(executor, "__abstractmethods__", ()))
         raise CodeFileError(f"{FLAG}: AgentExecutor in {code.path} does not implement {missing}; {EXPECTED}")
+    if inspect.iscoroutinefunction(executor.__init__):
+        raise CodeFileError(
+            f"{FLAG}: AgentExecutor.__init__ in {code.path} is a coroutine, and nothing awaits it: write "
+            "`def __init__` and connect when execute is first called"
+        )
     try:
         inspect.signature(executor).bind()
     except TypeError as error:
@@ -100,7 +108,4 @@ def _find_agent_class(module: ModuleType, code: CodeFile) -> type:
     if len(named) != 1:
         found = [c.__name__ for c in named]
         raise CodeFileError(f"{FLAG}: {code.path} exports {found or 'no agent'}; {EXPECTED}")
-    if inspect.isabstract(named[0]):
-        missing = sorted(getattr(named[0], "__abstractmethods__", ()))
-        raise CodeFileError(f"{FLAG}: {named[0].__name__} in {code.path} does not implement {missing}")
     return named[0]

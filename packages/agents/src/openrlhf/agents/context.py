@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from openrlhf.agents.engine import Engine, EngineError, Generation, SamplingParams, Tokenizer
 from openrlhf.agents.images import ImageReader, TextOnly, check_count, expand, extra_tokens
+from openrlhf.agents.request_output import RequestOutput, request_output
 from openrlhf.agents.sampling import as_sampling
 from openrlhf.agents.types import PromptItem, Trajectory
 
@@ -88,6 +89,7 @@ class SampleEngine:
         seeds: Seeds | None = None,
         limits: SampleLimits | None = None,
         image_reader: ImageReader | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         self.group_id = group_id
         self.sample_index = sample_index
@@ -98,6 +100,7 @@ class SampleEngine:
         self._engine = engine
         self._seeds = seeds
         self._started_calls = 0
+        self._tokenizer = tokenizer
         self.image_reader: ImageReader = image_reader or TextOnly()
 
     async def generate(
@@ -107,7 +110,7 @@ class SampleEngine:
         images: Sequence[Any] | None = None,
         *,
         group_id: str = "",
-    ) -> Generation:
+    ) -> RequestOutput:
         """One sample of the policy. sampling_params: our dataclass, a dict or vllm.SamplingParams.
 
         images: one for each placeholder among the tokens, in order.
@@ -126,7 +129,8 @@ class SampleEngine:
         if images and generation.prompt_token_ids is not None:
             self._check_expansion(token_ids, images, generation.prompt_token_ids)
         self.calls.append(generation)
-        return generation
+        name = f"{self.group_id}-s{self.sample_index}-c{len(self.calls)}"
+        return request_output(generation, token_ids, self._tokenizer, name)
 
     async def read_images(self, images: Sequence[Any]) -> list[Any]:
         """The images as the engine and the trainer take them. Reading (a file, a URL) does not hold the loop up."""

@@ -7,12 +7,39 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+class _Fixed:
+    """A setting of vllm.SamplingParams that agents may read, and set to what it is."""
+
+    def __init__(self, value: Any, *same: Any) -> None:
+        self._value = value
+        self._allowed = (value, *same)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: Any, kind: type) -> Any:
+        return self._value
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        if value not in self._allowed:
+            raise ValueError(f"sampling_params: {self._name} is {self._value!r} here and cannot be set to {value!r}")
+
+
+@dataclass(kw_only=True, slots=True)
 class SamplingParams:
     """Everything that decides a sample; always sent in full, so a model's generation_config changes nothing.
 
-    max_tokens None means "up to the context length". top_k -1 means all tokens.
+    max_tokens None means "up to the context length". top_k -1 means all tokens. Every sample has a copy of its own,
+    which its agent may change: `sampling_params.max_tokens = 64`. Other settings have one value: one sample per
+    request, with the log-prob of every sampled token; texts keep special tokens and stop strings.
     """
+
+    n = _Fixed(1, None)
+    logprobs = _Fixed(1, 0, None)
+    prompt_logprobs = _Fixed(None)
+    skip_special_tokens = _Fixed(False)
+    include_stop_str_in_output = _Fixed(True)
+    detokenize = _Fixed(True)
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -31,6 +58,10 @@ class SamplingParams:
     def with_(self, **changes: Any) -> SamplingParams:
         """A copy with these fields changed."""
         return replace(self, **changes)
+
+    def clone(self) -> SamplingParams:
+        """A copy, as vllm.SamplingParams makes it."""
+        return replace(self)
 
 
 FINISH_REASONS = ("stop", "length", "abort")

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import logging
 from abc import ABC, abstractmethod
@@ -24,6 +23,7 @@ from openrlhf.agents.recorder import Outcome, Recorder
 from openrlhf.agents.results import as_trajectories
 from openrlhf.agents.rewards import RewardSource, apply_rewards
 from openrlhf.agents.sampling import as_sampling
+from openrlhf.agents.signatures import by_position, check_agent_class, takes_images
 from openrlhf.agents.steps import EpisodeTotals, StepResult, read_observation, read_step
 from openrlhf.agents.supervise import supervise
 from openrlhf.agents.types import PromptItem, StopReason, Trajectory
@@ -71,8 +71,9 @@ class AgentExecutorBase(ABC):
         """One sample: a `Trajectory`, a list of them (branches), or a dict with observation_tokens, action_ranges,
         reward and optionally rollout_log_probs, scores, extra_logs, truncated, images.
 
-        llm_engine: `await llm_engine.generate(token_ids, sampling_params, images=None)` gives a `Generation`; seeds,
-        group and the cap of new tokens are added there.
+        sampling_params: a copy of this sample's own, to read and to set. llm_engine: `await
+        llm_engine.generate(token_ids, sampling_params, images=None)` gives a `RequestOutput`; seeds, group and the cap
+        of new tokens are added there.
         """
 
     async def run_group(self, item: PromptItem, ctx: GroupContext) -> list[Trajectory]:
@@ -103,6 +104,7 @@ class AgentExecutorBase(ABC):
             seeds=ctx.seeds,
             limits=ctx.limits,
             image_reader=ctx.image_reader,
+            tokenizer=ctx.tokenizer,
         )
 
     async def _run_sample(self, item: PromptItem, ctx: GroupContext, engine: SampleEngine) -> list[Trajectory]:
@@ -130,9 +132,10 @@ class AgentExecutorBase(ABC):
             "hf_tokenizer": ctx.tokenizer,
             "llm_engine": engine,
         }
-        if item.images or _takes_images(type(self).execute):
+        if item.images or takes_images(type(self).execute):
             arguments["images"] = list(item.images) or None
-        return await self.execute(**arguments)
+        result = self.execute(*arguments.values()) if by_position(type(self).execute) else self.execute(**arguments)
+        return await result if inspect.isawaitable(result) else result
 
 
 class MultiTurnAgentExecutor(AgentExecutorBase):
@@ -143,6 +146,7 @@ class MultiTurnAgentExecutor(AgentExecutorBase):
     """
 
     def __init__(self, agent_class: Callable[[], Any]) -> None:
+        check_agent_class(agent_class)
         self.agent_class = agent_class
 
     async def execute(
@@ -160,7 +164,7 @@ class MultiTurnAgentExecutor(AgentExecutorBase):
         item = PromptItem(group_id=engine.group_id, prompt=prompt, label=label, images=tuple(images or ()))
         episode = _Episode(item, as_sampling(sampling_params), max_length, hf_tokenizer, engine)
         try:
-            outcome = await episode.run(self.agent_class())
+            outcome = await episode.run(await episode.make(self.agent_class))
         except EpisodeFailed:
             raise
         except Exception as error:
@@ -188,6 +192,15 @@ class _Episode:
         self.recorder = Recorder(images=item.images)
         self.generating = False
         self.text = ""
+
+    async def make(self, agent_class: Callable[[], Any]) -> Any:
+        """A new agent. Its `__init__` may be a coroutine, which Python itself does not await."""
+        if inspect.isclass(agent_class) and inspect.iscoroutinefunction(agent_class.__init__):
+            agent = agent_class.__new__(agent_class)
+            await self._await_agent(agent.__init__(), "__init__()")
+            return agent
+        agent = agent_class()
+        return agent if inspect.isclass(agent_class) else await self._await_agent(agent, "the agent's construction")
 
     async def run(self, agent: Any) -> Outcome:
         await self._start(agent)
@@ -339,12 +352,6 @@ def warn_truncated(tokens: int, allowed: int) -> None:
             tokens,
             allowed,
         )
-
-
-@functools.cache
-def _takes_images(execute: Callable[..., Any]) -> bool:
-    parameters = inspect.signature(execute).parameters.values()
-    return any(p.name == "images" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 @asynccontextmanager

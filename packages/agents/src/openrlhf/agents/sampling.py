@@ -9,14 +9,31 @@ from typing import Any
 from openrlhf.agents.engine import SamplingParams
 
 FIELDS = tuple(field.name for field in fields(SamplingParams))
-# Settings of vllm.SamplingParams that would change a sample and that the engine border does not carry.
-UNSUPPORTED = ("logit_bias", "bad_words", "allowed_token_ids", "structured_outputs")
+# Settings of vllm.SamplingParams that would change a sample or its log-probs and that the engine border does not carry.
+UNSUPPORTED = (
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "structured_outputs",
+    "guided_decoding",
+    "logits_processors",
+    "thinking_token_budget",
+    "repetition_detection",
+    "watermarking",
+    "extra_args",
+    "prompt_logprobs",
+    "logprob_token_ids",
+    "truncate_prompt_tokens",
+)
 
 
 def as_sampling(value: Any) -> SamplingParams:
-    """A `SamplingParams` from any accepted form. Raises ValueError for unknown keys, n > 1 and unsupported settings."""
+    """A new `SamplingParams` from any accepted form.
+
+    Raises ValueError for unknown keys, several samples or log-probs of other tokens, and unsupported settings.
+    """
     if isinstance(value, SamplingParams):
-        return value
+        return value.with_(**_clean({name: getattr(value, name) for name in FIELDS}))
     if isinstance(value, Mapping):
         return _from_mapping(value)
     if hasattr(value, "temperature"):
@@ -28,7 +45,7 @@ def as_sampling(value: Any) -> SamplingParams:
 
 def _from_mapping(value: Mapping[str, Any]) -> SamplingParams:
     known = dict(value)
-    _check_n(known.pop("n", 1))
+    _check_counts(known.pop("n", 1), known.pop("logprobs", 1))
     unknown = sorted(set(known) - set(FIELDS))
     if unknown:
         raise ValueError(f"sampling_params: unknown keys {unknown}; known keys are {list(FIELDS)}")
@@ -36,16 +53,18 @@ def _from_mapping(value: Mapping[str, Any]) -> SamplingParams:
 
 
 def _from_object(value: Any) -> SamplingParams:
-    _check_n(getattr(value, "n", 1))
+    _check_counts(getattr(value, "n", 1), getattr(value, "logprobs", 1))
     changed = [name for name in UNSUPPORTED if getattr(value, name, None)]
     if changed:
         raise ValueError(f"sampling_params: {changed} cannot be changed by an agent; leave them unset")
     return SamplingParams(**_clean({name: getattr(value, name) for name in FIELDS if hasattr(value, name)}))
 
 
-def _check_n(n: Any) -> None:
+def _check_counts(n: Any, logprobs: Any) -> None:
     if n not in (1, None):
         raise ValueError(f"sampling_params: n must be 1 (every sample is its own request), got {n!r}")
+    if logprobs not in (1, 0, None):
+        raise ValueError(f"sampling_params: logprobs must be 1 (those of the sampled tokens), got {logprobs!r}")
 
 
 def _clean(values: dict[str, Any]) -> dict[str, Any]:

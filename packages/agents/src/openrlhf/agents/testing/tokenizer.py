@@ -9,6 +9,13 @@ from typing import Any
 SPECIAL_TOKENS = ("<|user|>", "<|end|>", "<|assistant|>", "<|pad|>", "<|system|>", "<|tool|>")
 
 
+class Row(list[int]):
+    """Token ids, which may be read like a tensor of them."""
+
+    def tolist(self) -> list[int]:
+        return list(self)
+
+
 class ByteTokenizer:
     """Ids 0-255 are bytes, then the special tokens; `eos_token` ends an answer."""
 
@@ -37,6 +44,17 @@ class ByteTokenizer:
             special = self.special_ids.get(part)
             ids.extend([special] if special is not None else part.encode("utf-8", "surrogatepass"))
         return ids
+
+    def __call__(self, text: str | Sequence[str], **kwargs: Any) -> dict[str, Any]:
+        """{"input_ids", "attention_mask"} of a text or of several, as Hugging Face tokenizers give them.
+
+        return_tensors: rows are lists with `tolist()`, whatever kind of tensor was asked for; no padding.
+        """
+        texts = [text] if isinstance(text, str) else list(text)
+        rows = [Row(self.encode(t)) for t in texts]
+        batched = kwargs.get("return_tensors") is not None or not isinstance(text, str)
+        masks = [Row([1] * len(row)) for row in rows]
+        return {"input_ids": rows if batched else rows[0], "attention_mask": masks if batched else masks[0]}
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """The text; bytes that are no UTF-8 become U+FFFD, unknown ids `<id_N>`."""
