@@ -78,7 +78,7 @@ def test_f17_templates_with_the_bos_alternation_a_default_system_and_stripped_te
         trained(LLAMA_LIKE, messages, eos="</s>")
         == "<s>[user]q</s>[assistant][[ a </s>]][user]r</s>[assistant][[b</s>]]"
     )
-    assert trained(ALTERNATING, messages, eos="</s>") == "<s>q[[ a ]]r[[b</s>]]"
+    assert trained(ALTERNATING, messages, eos="</s>") == ["<s>q[[ a </s>]]", "<s>q a r[[b</s>]]"]
     system = "<|im_start|>system\nYou help.<|im_end|>\n"
     assert trained(DEFAULT_SYSTEM, chat("q", "a")) == f"{system}{U}q{E}\n{A}[[a{E}]]"
     assert trained(TRIMMING, messages) == f"{U}q{E}\n{A}[[a{E}]]\n{U}r{E}\n{A}[[b{E}]]"
@@ -96,8 +96,8 @@ def test_f17_a_rewritten_turn_is_trained_on_in_a_text_of_its_own() -> None:
     assert plain == f"{first}[[a{E}]]\n{U}r{E}\n{A}[[b{E}]]"
 
 
-def test_f17_the_end_token_behind_every_text_but_not_every_turn() -> None:
-    want = f"{U}q{E}\n{A}[[a{E}]]\n{U}r{E}\n{A}[[b{E}\n</s>]]"
+def test_f17_t10_what_closes_every_text_does_not_end_a_turn() -> None:
+    want = f"{U}q{E}\n{A}[[a{E}]]\n{U}r{E}\n{A}[[b{E}]]"
     assert trained(CLOSING, chat("q", "a", "r", "b"), eos="</s>") == want
 
 
@@ -106,8 +106,11 @@ def test_f17_a_generation_prompt_that_opens_more_than_the_conversation_holds() -
     assert trained(OPENED_THINK, chat("q", "<think>\nt</think>a")) == f"{U}q{E}\n{A}<think>\n[[t</think>a{E}]]"
 
 
-def test_a_template_without_end_tokens_gets_one_at_the_end() -> None:
-    assert trained(BARE, chat("q", "a", "r", "b")) == f"user: q\nassistant: [[a\n]]user: r\nassistant: [[b\n{E}]]"
+def test_t10_a_template_without_end_tokens_gets_one_behind_every_turn() -> None:
+    assert trained(BARE, chat("q", "a", "r", "b")) == [
+        f"user: q\nassistant: [[a\n{E}]]",
+        f"user: q\nassistant: a\nuser: r\nassistant: [[b\n{E}]]",
+    ]
 
 
 def test_an_empty_answer_is_its_end_token() -> None:

@@ -142,6 +142,9 @@ class DataConfig:
     """Most tokens of a sample, prompt and response together."""
     overlong_prompts: Literal["truncate", "drop", "error"] = "truncate"
     """What happens to a prompt that leaves no room for a response: cut its beginning, drop it, or stop."""
+    dropped_text: Literal["warn", "error"] = "warn"
+    """What happens when the chat template leaves out a text that a row's messages hold (the reasoning of earlier
+    turns, say): warn once with the share of rows, or stop. A lost tool call always stops."""
     max_samples: int = 100_000_000
     """Most prompts, of each dataset and in all."""
     disable_fast_tokenizer: bool = False

@@ -84,7 +84,10 @@ class DatasetConfig:
     apply_chat_template: bool = False
     """Render samples with the tokenizer's chat template."""
     tokenizer_chat_template: str | None = None
-    """Chat template that replaces the tokenizer's."""
+    """Chat template that replaces the tokenizer's: the template itself, or the path of a file with it."""
+    dropped_text: Literal["warn", "error"] = "warn"
+    """What happens when the chat template leaves out a text that a row's messages hold (the reasoning of earlier
+    turns, say): warn once with the share of rows, or stop. A lost tool call always stops."""
     disable_fast_tokenizer: bool = False
     """Use the slow tokenizer; there is none any more."""
     dataloader_num_workers: int = 0

@@ -7,20 +7,21 @@ gets the BOS in front when the tokenizer would add one.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
+
+from openrlhf.launcher.data.dropped import Lost, lost_texts
+from openrlhf.launcher.data.messages import PromptError, parsed, read_messages
+from openrlhf.launcher.data.template import ChatTemplate
+from openrlhf.launcher.data.turns import TurnEnds
 
 ZERO_WIDTH_SPACE = "\u200b"
 ESCAPE = "escape"
 IMAGE_TAG = "<image>"
 SPECIAL_TOKEN_POLICIES = ("warn", ESCAPE)
-
-
-class PromptError(ValueError):
-    """A row that cannot become a prompt; the caller adds the row's place and the field."""
 
 
 @dataclass
@@ -34,6 +35,8 @@ class ChatRenderer:
     space after their first character, so that they stay text in training and serving alike.
     image_token: what stands for an image in the text of a vision-language model. In the texts of a prompt with images
     every `<image>` is the place of one.
+
+    lost: the texts of the last conversation that the chat template left out.
     """
 
     tokenizer: Any
@@ -42,6 +45,7 @@ class ChatRenderer:
     special_tokens: str = "warn"
     injected: int = 0
     image_token: str | None = None
+    lost: list[Lost] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.special_tokens not in SPECIAL_TOKEN_POLICIES:
@@ -59,7 +63,8 @@ class ChatRenderer:
         bos = self.tokenizer.bos_token
         adds_bos = bos is not None and self.tokenizer("a")["input_ids"][0] == self.tokenizer.bos_token_id
         self._bos = bos if adds_bos else ""
-        self._wants_parts = self.image_token is not None and self.apply_chat_template and self._drops_strings()
+        self.chat = ChatTemplate(self.tokenizer)
+        self.ends = TurnEnds(self.chat, self._special)
 
     def render(self, value: Any, tools: Any = None, images: int = 0) -> str:
         """The prompt text of one field. `tools` is handed to the chat template. images: how many belong to it.
@@ -68,10 +73,13 @@ class ChatRenderer:
         """
         if images and self.image_token is None:
             raise PromptError(f"{images} images, but the model is no vision-language model")
+        self.lost = []
         if self.apply_chat_template:
-            text = self.template(self.messages(value, images), tools, answer_next=True)
+            messages = self.messages(value, images)
+            text = self.chat.write(messages, tools, answer_next=True)
+            self.check(messages, tools, [text])
         else:
-            text = self.plain(value, images)
+            text = self.plain(parsed(value), images)
         if self.image_token is not None:
             self._check_places(text, images)
         if not text:
@@ -87,13 +95,18 @@ class ChatRenderer:
                 f"once for every image; {self.image_token!r} stands for one too"
             )
 
-    def _drops_strings(self) -> bool:
-        """Whether the chat template loses a message whose content is a string; some only know lists of parts."""
-        probe = [{"role": "user", "content": "openrlhf"}]
-        try:
-            return "openrlhf" not in self.tokenizer.apply_chat_template(probe, tokenize=False)
-        except Exception:  # templates raise whatever they like
-            return True
+    def check(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any,
+        written: Sequence[str],
+        own: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
+        """Keep in `lost` what the messages hold and the texts do not. own: the text that a message must be found in.
+
+        Raises PromptError for lost tool calls.
+        """
+        self.lost = lost_texts(messages, tools, written, own, self.chat)
 
     def plain(self, value: Any, images: int = 0) -> str:
         """Text without a chat template: the input template filled in, the BOS in front where the tokenizer adds one."""
@@ -113,36 +126,32 @@ class ChatRenderer:
         return valid_unicode(self._clean(value))
 
     def messages(self, value: Any, images: int = 0) -> list[dict[str, Any]]:
-        """A field as checked messages (a string is one user message), special tokens in them handled."""
-        messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
-        check_messages(messages)
+        """A field as messages (see `read_messages`), special tokens in them handled. Raises PromptError."""
+        messages = read_messages(value)
         if images:
             messages = [{**m, "content": split_tags(m.get("content"))} for m in messages]
-        if self._wants_parts:
-            messages = [{**m, "content": as_parts(m.get("content"))} for m in messages]
         before = self.injected
         messages = [self._clean_message(m) for m in messages]
         self.injected = min(self.injected, before + 1)
         return messages
-
-    def template(self, messages: Sequence[Mapping[str, Any]], tools: Any, *, answer_next: bool) -> str:
-        """What the chat template writes for these messages; answer_next opens the assistant's turn after them."""
-        try:
-            return self.tokenizer.apply_chat_template(
-                list(messages), tools=tools, tokenize=False, add_generation_prompt=answer_next
-            )
-        except Exception as error:  # templates raise whatever they like: a TemplateError, a TypeError, a KeyError
-            raise PromptError(f"the chat template refused the messages: {type(error).__name__}: {error}") from error
 
     def last_special(self, text: str) -> int:
         """Where the last special token in the text ends; 0 when there is none."""
         ends = [m.end() for m in self._special.finditer(text)] if self._special is not None else []
         return ends[-1] if ends else 0
 
+    def without_special(self, text: str) -> str:
+        """The text without its special tokens."""
+        return text if self._special is None else self._special.sub("", text)
+
+    def special_at(self, text: str, start: int) -> int | None:
+        """Where the special token ends that begins at `start`, or behind blanks there; None where there is none."""
+        begin = start + len(text[start:]) - len(text[start:].lstrip())
+        match = self._special.match(text, begin) if self._special is not None else None
+        return None if match is None else match.end()
+
     def _clean_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        calls = message.get("tool_calls")
-        changed = {} if calls is None else {"tool_calls": _parse_arguments(calls)}
-        return {**message, "content": self._clean_content(message.get("content")), **changed}
+        return {**message, "content": self._clean_content(message["content"])}
 
     def _clean_content(self, content: Any) -> Any:
         if isinstance(content, str):
@@ -195,52 +204,6 @@ def _split(text: str) -> list[dict[str, str]]:
         if piece:
             parts.append({"type": "text", "text": piece})
     return parts
-
-
-def as_parts(content: Any) -> Any:
-    """A string as a list with one text part."""
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def check_messages(messages: Any) -> None:
-    """PromptError unless these are chat messages: a non-empty list of objects with a role and a content."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise PromptError(f"expected a string or a list of messages, got {type(messages).__name__}: {messages!r:.80}")
-    if not messages:
-        raise PromptError("expected at least one message, got an empty list")
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise PromptError(f'message {i}: expected an object with "role" and "content", got {message!r:.80}')
-        content = message.get("content")
-        parts_ok = isinstance(content, list) and all(isinstance(p, Mapping) for p in content)
-        if not (content is None or isinstance(content, str) or parts_ok):
-            raise PromptError(f"message {i}: content must be a string or a list of parts, got {content!r:.80}")
-
-
-def row_tools(row: Mapping[str, Any]) -> Any:
-    """A row's tool descriptions for the chat template: a list, or JSON text of one. Raises PromptError."""
-    tools = row.get("tools")
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools)
-        except json.JSONDecodeError as error:
-            raise PromptError(f"field 'tools': expected a list or its JSON text ({error})") from error
-    return tools or None
-
-
-def _parse_arguments(calls: Sequence[Any]) -> list[Any]:
-    """Tool calls with `function.arguments` as a mapping: JSON text on the wire, but templates want the object."""
-    parsed = []
-    for call in calls:
-        function = call.get("function") if isinstance(call, Mapping) else None
-        arguments = function.get("arguments") if isinstance(function, Mapping) else None
-        if isinstance(arguments, str):
-            try:
-                call = {**call, "function": {**call["function"], "arguments": json.loads(arguments or "{}")}}
-            except json.JSONDecodeError as error:
-                raise PromptError(f"tool call arguments are not JSON: {arguments!r:.80} ({error})") from None
-        parsed.append(call)
-    return parsed
 
 
 def _special_pattern(tokenizer: Any) -> re.Pattern[str] | None:

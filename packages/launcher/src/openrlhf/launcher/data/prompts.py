@@ -16,16 +16,20 @@ import numpy as np
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.data.blend import Blend, blend, parse_probs
-from openrlhf.launcher.data.chat import ESCAPE, ChatRenderer, PromptError, row_tools
+from openrlhf.launcher.data.chat import ESCAPE, ChatRenderer
+from openrlhf.launcher.data.dropped import DroppedText, Lost
 from openrlhf.launcher.data.images import as_list, check_source, inline_images, read_image
 from openrlhf.launcher.data.locate import list_entries, open_dataset
+from openrlhf.launcher.data.messages import PromptError, parsed, row_tools
 from openrlhf.launcher.data.rows import Row, Rows, has_key, lookup, no_field, require_fields, spell
 from openrlhf.launcher.data.token_counts import TokenCounter
+from openrlhf.launcher.data.values import check_label
 
 log = logging.getLogger(__name__)
 
 DEFAULT_IMAGE_KEY = "images"
 _CACHE_LIMIT = 200_000  # lengths of distinct prompts that are remembered while scanning
+REMEDY = "use a tokenizer whose chat template writes it"
 _EXTRA_TOKENS = 8  # tokens that a tokenizer may add without text: prefix space, BOS
 
 
@@ -55,6 +59,8 @@ class PromptData(Protocol):
     @property
     def overlong_prompts(self) -> str: ...
     @property
+    def dropped_text(self) -> str: ...
+    @property
     def max_samples(self) -> int: ...
     @property
     def dataloader_num_workers(self) -> int: ...
@@ -62,12 +68,16 @@ class PromptData(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptCounts:
-    """What the scan found: rows read, prompts over their budget, of those dropped, prompts with special tokens."""
+    """What the scan found: rows read, prompts over their budget, of those dropped, prompts with special tokens.
+
+    lossy: rows of which the chat template leaves a text out.
+    """
 
     rows: int
     overlong: int
     dropped: int
     injected: int
+    lossy: int
 
 
 class PromptDataset:
@@ -136,11 +146,13 @@ def load_prompts(
     )
     reader = PromptReader(data, renderer, prompt_budget(data.max_len, max_new_tokens))
     sources = [open_dataset(e, split=split or data.prompt_split, flag=flag) for e in entries]
+    lossy = DroppedText(flag, data.dropped_text, remedy=REMEDY)
     with TokenCounter(tokenizer, workers=data.dataloader_num_workers) as counter:
-        overlong = [_scan(rows, reader, counter, flag, limit=data.max_samples) for rows in sources]
+        overlong = [_scan(rows, reader, counter, lossy, limit=data.max_samples) for rows in sources]
     plan = blend([len(o) for o in overlong], probs=probs, max_samples=data.max_samples, seed=seed)
     too_long = np.array([overlong[s][r] for s, r in zip(plan.source, plan.row, strict=True)], dtype=bool)
-    counts = _report(too_long, reader, flag)
+    lossy.report(of=sum(map(len, overlong)))
+    counts = _report(too_long, reader, lossy)
     if counts.dropped:
         plan = Blend(source=plan.source[~too_long], row=plan.row[~too_long])
     if not len(plan):
@@ -192,7 +204,7 @@ class PromptReader:
 
     def images(self, row: Row) -> Sequence[Any]:
         """The row's images as the file has them, or those that its messages carry. Raises PromptError on too many."""
-        images = as_list(lookup(row, self.data.image_key)) or inline_images(lookup(row, self.data.input_key))
+        images = as_list(lookup(row, self.data.image_key)) or inline_images(parsed(lookup(row, self.data.input_key)))
         if len(images) > self.data.max_images_per_prompt:
             raise PromptError(
                 f"{len(images)} images in field {self.data.image_key!r}, but --data.max_images_per_prompt is "
@@ -233,11 +245,11 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 
-def _scan(rows: Rows, reader: PromptReader, counter: TokenCounter, flag: str, *, limit: int) -> np.ndarray:
+def _scan(rows: Rows, reader: PromptReader, counter: TokenCounter, lossy: DroppedText, *, limit: int) -> np.ndarray:
     """Check the first `limit` rows; True where a prompt is over its budget, [rows] bool."""
     size = min(len(rows), limit)
     if size == 0:
-        raise ValueError(f"{flag}: {rows.name} has no rows")
+        raise ValueError(f"{lossy.flag}: {rows.name} has no rows")
     data = reader.data
     _check_columns(rows, data)
     lengths = _Lengths(reader, counter, size)
@@ -251,6 +263,11 @@ def _scan(rows: Rows, reader: PromptReader, counter: TokenCounter, flag: str, *,
             prompt = lengths.key(row)
             if not lengths.seen(index, prompt):
                 lengths.add(index, prompt, reader.render(row), measure=not images)
+                if reader.renderer.lost:
+                    lengths.lost[prompt] = reader.renderer.lost[:1]
+            lossy.add(rows.where(index), lengths.lost.get(prompt, ()))
+            field = data.label_key or ""
+            check_label(lookup(row, field))
             field = data.image_key
             for image in images:
                 check_source(image, _folder(rows))
@@ -272,6 +289,8 @@ class _Lengths:
         self._known: dict[int, bool] = {}
         self._texts: dict[int, str] = {}
         self._rows: dict[int, list[int]] = {}
+        self.lost: dict[int, list[Lost]] = {}
+        """Prompt -> what the chat template leaves out of it."""
 
     def key(self, row: Row) -> int:
         """The same number for rows whose prompts have the same length."""
@@ -323,8 +342,9 @@ def _check_columns(rows: Rows, data: PromptData) -> None:
     require_fields(rows, wanted)
 
 
-def _report(too_long: np.ndarray, reader: PromptReader, flag: str) -> PromptCounts:
+def _report(too_long: np.ndarray, reader: PromptReader, lossy: DroppedText) -> PromptCounts:
     """Apply `--data.overlong_prompts` and say how many prompts it concerns."""
+    flag = lossy.flag
     policy, budget = reader.data.overlong_prompts, reader.budget
     count = int(too_long.sum())
     what = f"{flag}: {count} of {len(too_long)} prompts are longer than {budget} tokens"
@@ -337,4 +357,5 @@ def _report(too_long: np.ndarray, reader: PromptReader, flag: str) -> PromptCoun
         fate = "kept as text" if escaped else "read as real special tokens"
         log.warning("%s: %d prompts spell out special tokens; these are %s", flag, reader.renderer.injected, fate)
     dropped = count if policy == "drop" else 0
-    return PromptCounts(rows=len(too_long), overlong=count, dropped=dropped, injected=reader.renderer.injected)
+    injected = reader.renderer.injected
+    return PromptCounts(rows=len(too_long), overlong=count, dropped=dropped, injected=injected, lossy=lossy.rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from openrlhf.launcher.data.chat import ChatRenderer, PromptError, row_tools
+from openrlhf.launcher.data.chat import ChatRenderer
 from openrlhf.launcher.data.examples import (
     Segment,
     SegmentTokenizer,
@@ -13,7 +13,9 @@ from openrlhf.launcher.data.examples import (
     conversation_segments,
     ended,
     plain_segments,
+    written,
 )
+from openrlhf.launcher.data.messages import PromptError, joined, parsed, row_tools, same_messages
 from openrlhf.launcher.data.rows import Row, has_key, lookup
 
 NO_ANSWER = "no token of the answer within --data.max_len"
@@ -91,8 +93,11 @@ class SftReader:
             return [plain_segments(self.renderer, value, output)]
         messages = self.renderer.messages(value)
         if output is not None:
-            messages += answer_messages(self.renderer, output)
-        return conversation_segments(self.renderer, messages, row_tools(row), every_turn=self._multiturn)
+            messages = joined(messages, answer_messages(self.renderer, output))
+        tools = row_tools(row)
+        texts = conversation_segments(self.renderer, messages, tools, every_turn=self._multiturn)
+        self.renderer.check(messages, tools, *written(texts))
+        return texts
 
 
 class PairReader:
@@ -152,13 +157,21 @@ class PairReader:
 
     def _conversations(self, row: Row, prompt: Any, values: tuple[Any, Any]) -> tuple[TokenRow, TokenRow]:
         chosen, rejected = (self._messages(prompt, value) for value in values)
-        if chosen[:-1] != rejected[:-1]:
-            turn = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), len(chosen[:-1]))
+        if same_messages(chosen[:-1], rejected[:-1]):
+            rejected = [*chosen[:-1], rejected[-1]]  # the prompts may differ by blanks: one of them is for both
+        else:
+            pairs = enumerate(zip(chosen, rejected, strict=False))
+            turn = next((i for i, (a, b) in pairs if not same_messages([a], [b])), len(chosen[:-1]))
             raise PromptError(
                 f"expected chosen and rejected to share every message but the last, they differ in message {turn}"
             )
         tools = row_tools(row)
-        both = (conversation_segments(self.renderer, m, tools, every_turn=False)[0] for m in (chosen, rejected))
+        self.renderer.lost = []
+        both = [conversation_segments(self.renderer, m, tools, every_turn=False)[0] for m in (chosen, rejected)]
+        for messages, segments in zip((chosen, rejected), both, strict=True):
+            lost = self.renderer.lost
+            self.renderer.check(messages, tools, *written([segments]))
+            self.renderer.lost = lost + self.renderer.lost
         first, second = (self._tokenize.row(segments) for segments in both)
         return first, second
 
@@ -166,12 +179,12 @@ class PairReader:
         """The whole conversation; an answer that repeats the prompt's messages is one already."""
         before = [] if prompt is None else self.renderer.messages(prompt)
         answer = answer_messages(self.renderer, value)
-        if not before and isinstance(value, str):
+        if not before and isinstance(parsed(value), str):
             raise PromptError(
                 f"expected a list of messages, got a text: {value!r:.80}; add --data.prompt_key, or leave "
                 "--data.apply_chat_template out"
             )
-        return answer if answer[: len(before)] == before else [*before, *answer]
+        return joined(before, answer)
 
     def _margin(self, row: Row) -> float:
         if not self._margins:
@@ -196,6 +209,7 @@ def field(row: Row, key: str) -> Any:
 
 def answer_messages(renderer: ChatRenderer, value: Any) -> list[dict[str, Any]]:
     """An answer as messages: a string is one message of the assistant."""
+    value = parsed(value)
     return renderer.messages([{"role": "assistant", "content": value}] if isinstance(value, str) else value)
 
 

@@ -13,12 +13,16 @@ import torch
 
 from openrlhf.core.batch import Batch, pad_rows
 from openrlhf.launcher.data.blend import Blend, blend, parse_probs
-from openrlhf.launcher.data.chat import ChatRenderer, PromptError
+from openrlhf.launcher.data.chat import ChatRenderer
+from openrlhf.launcher.data.dropped import WARN, DroppedText
 from openrlhf.launcher.data.locate import list_entries, open_dataset
+from openrlhf.launcher.data.messages import PromptError
 from openrlhf.launcher.data.readers import DroppedRow, Unit
 from openrlhf.launcher.data.rows import Row, Rows, require_fields
 
 log = logging.getLogger(__name__)
+
+REMEDY = "give one that writes it with --data.tokenizer_chat_template"
 
 
 class UnitReader(Protocol):
@@ -74,17 +78,21 @@ def load_supervised(
     probs: str | None = None,
     max_samples: int,
     seed: int,
+    dropped_text: str = WARN,
 ) -> SupervisedDataset:
     """Find, check and measure the rows of the datasets in `text`. Needs a tokenizer, no model.
 
     Raises ValueError: nothing found at a path, a key that no row has (with the fields there are), a bad row (with its
-    place and what was expected), nothing left to train on. Rows that train nothing are dropped and counted.
+    place and what was expected), nothing left to train on, a text that the chat template drops under
+    `--data.dropped_text error`. Rows that train nothing are dropped and counted.
     """
     entries = list_entries(text, flag=flag)
     weights = parse_probs(probs, len(entries), flag="--data.dataset_probs")
     sources = [open_dataset(entry, split=split, flag=flag) for entry in entries]
     dropped: Counter[str] = Counter()
-    measured = [_measure(rows, reader, flag, max_samples, dropped) for rows in sources]
+    lossy = DroppedText(flag, dropped_text, remedy=REMEDY)
+    measured = [_measure(rows, reader, max_samples, dropped, lossy) for rows in sources]
+    lossy.report(of=sum(min(len(rows), max_samples) for rows in sources))
     plan = blend([len(m) for m in measured], probs=weights, max_samples=max_samples, seed=seed)
     dataset = SupervisedDataset(sources, reader, _places(plan, measured), dropped)
     for reason, count in dropped.items():
@@ -96,17 +104,18 @@ def load_supervised(
     return dataset
 
 
-def _measure(rows: Rows, reader: UnitReader, flag: str, limit: int, dropped: Counter[str]) -> np.ndarray:
+def _measure(rows: Rows, reader: UnitReader, limit: int, dropped: Counter[str], lossy: DroppedText) -> np.ndarray:
     """(row, part, length) of every unit of the first `limit` rows, [units, 3] int64."""
     size = min(len(rows), limit)
     if size == 0:
-        raise ValueError(f"{flag}: {rows.name} has no rows")
+        raise ValueError(f"{lossy.flag}: {rows.name} has no rows")
     require_fields(rows, reader.fields)
     found: list[np.ndarray] = []
     chunk: list[tuple[int, int, int]] = []
     for index, row in enumerate(islice(rows, size)):
         try:
             units = reader.read(row)
+            lossy.add(rows.where(index), reader.renderer.lost)
         except DroppedRow as reason:
             dropped[str(reason)] += 1
             continue

@@ -50,7 +50,11 @@ def run_session(config: SupervisedRun, warned: Warned) -> Progress:
 
 def load_data(config: SupervisedRun, task: Task) -> tuple[SupervisedDataset, SupervisedDataset | None]:
     """Training data and evaluation data. A reward model always has some: its statistics come from an evaluation."""
-    options: dict[str, Any] = {"max_samples": config.data.max_samples, "seed": config.train.seed}
+    options: dict[str, Any] = {
+        "max_samples": config.data.max_samples,
+        "seed": config.train.seed,
+        "dropped_text": config.data.dropped_text,
+    }
     train = load_supervised(
         config.data.dataset,
         task.reader,
