@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from openrlhf.launcher.data.chat import ChatRenderer, PromptError
+from openrlhf.launcher.data.chat import ChatRenderer
 from openrlhf.launcher.data.examples import (
     Segment,
     SegmentTokenizer,
@@ -16,6 +16,7 @@ from openrlhf.launcher.data.examples import (
     conversation_segments,
     plain_segments,
 )
+from openrlhf.launcher.data.messages import PromptError
 from support.launcher_tokenizer import ALTERNATING, CHATML, LLAMA_LIKE, byte_tokenizer
 
 REASONING = (  # drops the reasoning of turns before the last question, as Qwen3 does

@@ -98,6 +98,19 @@ def workers(values: dict[str, Any], gpus: int) -> str:
     return repr(parts)
 
 
+def test_t10_every_sample_stops_where_the_chat_template_ends_a_turn() -> None:
+    config, _ = resolve(build(TrainPPOConfig(), BASE), Machine(gpus=8))
+    prepared: Any = Prepared(
+        tokenizer=None,
+        vocab_size=8,
+        hidden_size=8,
+        prompts=None,  # pyright: ignore[reportArgumentType]
+        eval_prompts=[],
+        stop_token_ids=(5, 7),
+    )
+    assert agent_spec(config, prepared).sampling.stop_token_ids == (5, 7)
+
+
 @cache
 def plain(gpus: int) -> str:
     return workers({}, gpus)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +37,9 @@ ENDS = (
 """Usual end-of-sequence tokens, for templates that come without a tokenizer."""
 
 
-def family_tokenizer(template: str, *, bos: str = "<s>", eos: str | None = None) -> Any:
-    """One id per byte, and one for everything in the template that looks like a special token."""
-    marks = sorted({*_MARKS.findall(template), bos, "</s>"})
+def family_tokenizer(template: str, *, bos: str = "<s>", eos: str | None = None, special: Sequence[str] = ()) -> Any:
+    """One id per byte, and one for everything in the template that looks like a special token (and for `special`)."""
+    marks = sorted({*_MARKS.findall(template), *special, bos, "</s>"})
     eos = eos or next(end for end in ENDS if end in marks)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))

@@ -16,6 +16,7 @@ from openrlhf.agents.files import CodeFile
 from openrlhf.agents.reward_file import check_reward_file
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.data.chat import turn_stops
 from openrlhf.launcher.data.prompts import PromptDataset, load_prompts
 from openrlhf.launcher.same_tokens import check_same_tokens
 from openrlhf.launcher.tokenizers import load_tokenizer, load_vision_tokenizer
@@ -35,6 +36,8 @@ class Prepared:
     reward_urls: tuple[str, ...] = ()
     agent_file: CodeFile | None = None
     vision: VisionModel | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    """Where sampling stops beside the end-of-sequence token: at what ends a turn in the chat template."""
 
     @property
     def pad_token_id(self) -> int:
@@ -96,6 +99,7 @@ def prepare(config: TrainPPOConfig) -> Prepared:
         reward_urls=reward_urls,
         agent_file=agent_file,
         vision=vision,
+        stop_token_ids=turn_stops(tokenizer) if config.data.apply_chat_template or agent_file is not None else (),
     )
 
 

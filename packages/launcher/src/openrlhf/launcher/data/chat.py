@@ -16,7 +16,7 @@ from typing import Any
 from openrlhf.launcher.data.dropped import Lost, lost_texts
 from openrlhf.launcher.data.messages import PromptError, parsed, read_messages
 from openrlhf.launcher.data.template import ChatTemplate
-from openrlhf.launcher.data.turns import TurnEnds
+from openrlhf.launcher.data.turns import TurnEnds, stop_token_ids
 
 ZERO_WIDTH_SPACE = "\u200b"
 ESCAPE = "escape"
@@ -167,6 +167,13 @@ class ChatRenderer:
         if self.special_tokens != ESCAPE:
             return text
         return self._special.sub(lambda m: m[0][0] + ZERO_WIDTH_SPACE + m[0][1:], text)
+
+
+def turn_stops(tokenizer: Any) -> tuple[int, ...]:
+    """Ids at which an engine stops beside the end-of-sequence token: those that end a turn in the chat template."""
+    if tokenizer.chat_template is None:
+        return ()
+    return stop_token_ids(tokenizer, ChatRenderer(tokenizer, apply_chat_template=True).ends)
 
 
 def valid_unicode(text: str) -> str:

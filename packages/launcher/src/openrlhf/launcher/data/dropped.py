@@ -69,7 +69,7 @@ def lost_texts(
 def _any_text(message: Mapping[str, Any], page: _Page) -> bool:
     """Whether some text of the message is there, or it has none."""
     texts = [text for _, text in (*_texts(message), *_call_texts(message)) if text.strip()]
-    return not texts or any(page.holds(text) for text in texts)
+    return not texts or any(page.holds(piece) for text in texts for piece in _TAGS.split(text) if piece.strip())
 
 
 def _check_calls(number: int, message: Mapping[str, Any], page: _Page) -> None:

@@ -148,12 +148,14 @@ def _start(renderer: ChatRenderer, before: Sequence[dict[str, Any]], tools: Any,
     opened = renderer.chat.write(before, tools, answer_next=True)
     start = common(opened, short)
     header = renderer.ends.header
+    closed = renderer.chat.write(before, tools, answer_next=False)
+    if header is None:  # no generation prompt, or one that a conversation does not begin an answer with
+        return start if start == len(opened) != len(closed) else None
     if start == len(opened):
         # Some templates ask for an answer only behind a user's message: what stands before it is skipped here.
         skipped = len(short) - len(short[start:].lstrip())
         return skipped + len(header) if header.strip() and short.startswith(header, skipped) else start
     # The generation prompt holds what the conversation does not (an opened <think>), or the question is written anew.
-    closed = renderer.chat.write(before, tools, answer_next=False)
     starts = [common(closed, short)]
     if renderer.without_special(closed[starts[0] :]).strip():  # else an answer that goes on from the one before it
         starts = [max(renderer.last_special(short[:start]), short.rfind("\n", 0, start) + 1)]
@@ -181,15 +183,16 @@ def _behind_prompt(
     message = upto[-1]
     content = text_of(message["content"]).strip()
     at = short.rfind(content) if content and not message.get("tool_calls") else -1
+    stop, added = _stop(renderer, message, short, max(at, 0))
     asked = opened[common(opened, closed) :].strip()
     plain = not any(message.get(key) for key in REASONING_KEYS)
-    if at < 0 or not plain or not short[:at].rstrip().endswith(asked):
+    behind = renderer.without_special(short[at + len(content) : stop]).strip()
+    if at < 0 or not plain or behind or not short[:at].rstrip().endswith(asked):
         raise PromptError(
             f"message {len(upto) - 1}: the chat template begins it in another way when the answer is there than when "
             "it asks for one (add_generation_prompt), so what to train on is not known; give a template that "
             "writes both alike with --data.tokenizer_chat_template"
         )
-    stop, added = _stop(renderer, message, short, at)
     blanks = short[len(short[:at].rstrip()) : at] if opened == opened.rstrip() else ""
     text = opened + blanks + short[at:stop]
     return text, {len(upto) - 1: _Span(len(opened), len(text), added)}

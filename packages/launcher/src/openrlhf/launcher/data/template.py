@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from openrlhf.launcher.data.messages import KNOWN_ROLES, PromptError, is_text, text_of
+from openrlhf.launcher.data.messages import PromptError, is_text, text_of
 
 PROBE = "openrlhf-7f3a"
 PROBE_NAME, PROBE_KEY, PROBE_VALUE = "openrlhf_name", "openrlhf_key", "openrlhf_value"
@@ -79,7 +79,7 @@ class ChatTemplate:
 
     def drops(self, role: str) -> bool:
         """Whether the template writes a conversation with this role and leaves its content out."""
-        return self._tried(role) == (False, False)
+        return self._tried(self.role(role)) == (False, False)
 
     def _tried(self, role: str) -> tuple[bool | None, bool | None]:
         if role not in self._takes:
@@ -158,9 +158,7 @@ class ChatTemplate:
 
     def _form(self, message: Mapping[str, Any], filler: Any) -> dict[str, Any]:
         """The message as the template takes it. filler: the content of a message that only calls tools."""
-        role, content, calls = message["role"], message["content"], message.get("tool_calls")
-        if role not in KNOWN_ROLES and role in STAND_INS and not any(self.takes(role)):
-            role = STAND_INS[role]
+        role, content, calls = self.role(message["role"]), message["content"], message.get("tool_calls")
         formed = {**message, "role": role}
         if calls:
             text = self.calls.arguments == "text"
@@ -170,6 +168,10 @@ class ChatTemplate:
             if message.get(key):
                 formed[self._reasoning_key(key)] = formed.pop(key)
         return formed
+
+    def role(self, role: str) -> str:
+        """The role itself, or its stand-in where the template writes nothing of it."""
+        return STAND_INS[role] if role in STAND_INS and not any(self.takes(role)) else role
 
     def _content(self, role: str, content: Any) -> Any:
         text, parts = self.takes(role)

@@ -16,6 +16,7 @@ from typing import Any
 from openrlhf.launcher.data.messages import PromptError
 from openrlhf.launcher.data.template import PROBE_CALL, PROBE_NAME, PROBE_TOOL, PROBE_VALUE, ChatTemplate
 
+_TAG = re.compile(r"</?[^<>\s]*think[^<>\s]*>|\[/?THINK\]", re.IGNORECASE)
 _THINKING = re.compile(r"<[^<>\s]*think|\[THINK", re.IGNORECASE)
 ANSWER, FOLLOW = "openrlhf-answer", "openrlhf-follow"
 
@@ -50,10 +51,11 @@ class TurnEnds:
         return self._end(bool(message.get("tool_calls")))
 
     @cached_property
-    def header(self) -> str:
-        """What the template writes in front of an answer: what a generation prompt and a conversation share of it.
+    def header(self) -> str | None:
+        """What the template writes in front of an answer, in a generation prompt and in a conversation alike.
 
-        Without the tags of an empty reasoning, in whose place some answers have one.
+        Without the tags of an empty reasoning, in whose place some answers have one. None where the two differ in more
+        than such tags; "" where the template writes nothing, or refuses the conversation that would show it.
         """
         template = self._template
         answer = {"role": "assistant", "content": ANSWER}
@@ -63,7 +65,12 @@ class TurnEnds:
         except PromptError:
             return ""
         base = common(closed, opened)
-        header = opened[base : base + common(opened[base:], whole[base:])] if whole[:base] == closed[:base] else ""
+        if whole[:base] != closed[:base] or opened == closed:
+            return ""
+        header = opened[base : base + common(opened[base:], whole[base:])]
+        rest = whole[base + len(header) :].partition(ANSWER)[0]
+        if _TAG.sub("", rest).strip() and _THINKING.search(header) is None:
+            return None
         return _THINKING.split(header)[0]
 
     def marks_next(self, message: Mapping[str, Any]) -> bool:

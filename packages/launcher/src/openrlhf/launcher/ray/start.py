@@ -294,6 +294,7 @@ def agent_spec(config: TrainPPOConfig, prepared: Prepared) -> AgentSpec:
             top_p=rollout.top_p,
             top_k=rollout.top_k,
             min_p=rollout.min_p,
+            stop_token_ids=prepared.stop_token_ids,
         ),
         n_samples=rollout.n_samples_per_prompt,
         max_len=config.data.max_len,

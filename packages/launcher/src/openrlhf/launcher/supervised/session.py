@@ -16,7 +16,7 @@ from openrlhf.launcher.supervised.loop import Parts, SupervisedTrainer
 from openrlhf.launcher.supervised.process import is_first
 from openrlhf.launcher.supervised.task import Task, make_task
 from openrlhf.launcher.supervised_config import SupervisedRun, TrainDPOConfig
-from openrlhf.launcher.tokenizers import load_tokenizer
+from openrlhf.launcher.tokenizers import chat_template, load_tokenizer
 from openrlhf.learner.config import LoraConfig
 from openrlhf.learner.learner import Learner
 from openrlhf.learner.setup import init_distributed, leave_distributed
@@ -34,7 +34,7 @@ def run_session(config: SupervisedRun, warned: Warned) -> Progress:
         reference = check_model(config.ref.model_name_or_path, "--ref.model_name_or_path")
         check_readers(tokenizer, "--model.model_name_or_path", model, {"--ref.model_name_or_path": reference})
     if config.data.tokenizer_chat_template is not None:
-        tokenizer.chat_template = config.data.tokenizer_chat_template
+        tokenizer.chat_template = chat_template(config.data.tokenizer_chat_template)
     task = make_task(config, tokenizer)
     train, evaluation = load_data(config, task)
     init_distributed()
