@@ -2,9 +2,9 @@
 #   make quickstart            train a small model to sort digits: Ray + vLLM + DeepSpeed, no GPU needed
 #   make test                  every check that CI runs
 #   make SET=gpu quickstart    force the GPU set (or SET=cpu); otherwise it is chosen by looking for a GPU
-#   make PYTHON=/path/to/python3.11 ...
+#   make PYTHON=/path/to/python3.12 ...   instead of the first of python3.11, python3.12, python3.13 that has venv
 
-PYTHON ?= python3.11
+PYTHON ?=
 SET ?= auto
 ARGS ?=
 NOX = .venv/bin/nox --no-color
@@ -15,7 +15,7 @@ help:
 	@sed -n 's/^#  //p' Makefile
 
 setup:
-	@$(PYTHON) scripts/set_up.py --set $(SET)
+	@python=$(PYTHON); : $${python:=$$(sh scripts/find_python.sh)}; [ -n "$$python" ] && $$python scripts/set_up.py --set $(SET)
 
 quickstart: setup
 	@.venv/bin/python examples/quickstart/run.py $(ARGS)

@@ -1,4 +1,4 @@
-"""Make `.venv`: Python 3.11, uv inside it, all packages of this repository (editable) and what they need.
+"""Make `.venv`: Python 3.11 to 3.13, uv inside it, all packages of this repository (editable) and what they need.
 
 Standard library only, since it runs before anything is installed. It is not a package manager: the versions are in
 `constraints/`, the work is uv's. A second run compares one hash and returns.
@@ -32,7 +32,10 @@ def main() -> int:
     wanted = parser.parse_args().wanted
     if not (3, 11) <= sys.version_info[:2] < (3, 14):
         found = ".".join(map(str, sys.version_info[:3]))
-        print(f"set-up: Python 3.11 is needed, this is {found}: make PYTHON=/path/to/python3.11 ...", file=sys.stderr)
+        print(
+            f"set-up: Python 3.11, 3.12 or 3.13 is needed, this is {found}: make PYTHON=/path/to/python3.12 ...",
+            file=sys.stderr,
+        )
         return 1
     with (ROOT / ".set-up.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

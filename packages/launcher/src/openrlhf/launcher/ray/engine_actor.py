@@ -6,6 +6,8 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from openrlhf.launcher.ray.scratch import Scratch
+
 if TYPE_CHECKING:
     from openrlhf.rollout.engine_spec import EngineSpec
     from openrlhf.rollout.requests import GenerateRequest
@@ -19,6 +21,8 @@ class EngineActor:
 
         Environment first: vLLM reads it when it is imported.
         """
+        self._scratch = Scratch()
+        self._scratch.use()
         for name, value in spec.environment().items():
             os.environ.setdefault(name, value)
         from openrlhf.rollout.engine import VllmEngine
@@ -39,3 +43,8 @@ class EngineActor:
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Any other coroutine of the engine."""
         return await getattr(self._engine, method)(*args, **kwargs)
+
+    async def shutdown(self) -> None:
+        """End the engine and remove what it left in its temporary folder."""
+        await self._engine.shutdown()
+        self._scratch.close()

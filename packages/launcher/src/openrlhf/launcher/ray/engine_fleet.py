@@ -196,7 +196,7 @@ class EngineFleet:
 
     async def shutdown(self) -> None:
         """Ask every engine to end, then end it."""
-        refs = [actor.call.remote("shutdown") for actor in self.actors]
+        refs = [actor.shutdown.remote() for actor in self.actors]
         try:
             await gather(refs, what="engine shutdown", names=self.names, timeout=20)
         except (WorkerDiedError, RayError) as error:

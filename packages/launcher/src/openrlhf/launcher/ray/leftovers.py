@@ -1,0 +1,104 @@
+"""What a run that started its own Ray leaves behind, ended and removed: at its end, and when the driver is killed.
+
+Standard library only: `python -I leftovers.py RUN_ID FOLDER` is the guard, a process that outlives the driver.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RUN_ID_VARIABLE = "OPENRLHF_RUN_ID"
+"""Set in the environment of every process of a run, so that the end of the run can find what is left."""
+
+GUARD_ENDS_S = 20.0
+"""Longest wait for a guard that was told to end."""
+
+
+SWEEPS = 5
+"""Rounds of a guard: a process that was just being started carries the run's id only a moment later."""
+
+
+class Guard:
+    """A small process beside the driver that ends the run's processes and removes its folder once the driver is gone.
+
+    SIGKILL leaves the driver no time to do it, and parts of Ray notice only after a minute, or never. The guard waits
+    for the end of a pipe that only the driver holds, in a session of its own, so no signal to the driver's group
+    reaches it.
+    """
+
+    def __init__(self, run_id: str, folder: Path) -> None:
+        own = {name: value for name, value in os.environ.items() if name != RUN_ID_VARIABLE}
+        command = [sys.executable, "-I", "-S", __file__, run_id, str(folder)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=own, start_new_session=True)
+
+    def close(self) -> None:
+        """Let it clean up what is left, which after an orderly end is nothing; safe to call twice."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+            self._process.stdin = None
+            try:
+                self._process.wait(GUARD_ENDS_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+
+def sweep(run_id: str, *, grace: float = 5.0) -> list[int]:
+    """End every process that carries this run's id and is not this process or its ancestors. Returns their pids."""
+    mine = {os.getpid(), os.getppid()}
+    left = [pid for pid in processes_of_run(run_id) if pid not in mine]
+    for sig, wait in ((signal.SIGTERM, grace), (signal.SIGKILL, grace)):
+        for pid in left:
+            _signal(pid, sig)
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline and any(_alive(pid) for pid in left):
+            time.sleep(0.05)
+        if not any(_alive(pid) for pid in left):
+            break
+    return left
+
+
+def processes_of_run(run_id: str) -> list[int]:
+    """Pids on this machine whose environment holds the run's id."""
+    marker = f"{RUN_ID_VARIABLE}={run_id}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if marker in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:  # gone, or another user's
+                continue
+    return found
+
+
+def _signal(pid: int, sig: signal.Signals) -> None:
+    try:
+        os.kill(pid, sig)
+    except ProcessLookupError:
+        return
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _guard(run_id: str, folder: Path) -> None:
+    sys.stdin.buffer.read()
+    for _ in range(SWEEPS):
+        if not sweep(run_id):
+            break
+        time.sleep(0.5)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _guard(sys.argv[1], Path(sys.argv[2]))
