@@ -83,6 +83,7 @@ class EngineSpec:
             "trust_remote_code": self.trust_remote_code,
             "logprobs_mode": "processed_logprobs",
             "disable_log_stats": True,
+            "use_tqdm_on_load": False,
             # 0 keeps image inputs (and their warm-up) out of multimodal models that train on text alone.
             "limit_mm_per_prompt": {"image": self.max_images_per_prompt, **({} if text_only else NOT_TRAINED_ON)},
             "block_size": self.block_size or (32 if self.device == "cpu" else None),

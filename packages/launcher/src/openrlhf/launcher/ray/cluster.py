@@ -47,6 +47,7 @@ CPU_WORKER_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "DS_ACCELERATOR": "cpu",
     "TORCHDYNAMO_DISABLE": "1",
+    "TORCH_LOGS": "-torch._library.triton",  # its warning that there is no Triton
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
