@@ -24,6 +24,8 @@ env = {**os.environ, RUN_ID_VARIABLE: run_id}
 for code in (stubborn, "import time; print('up', flush=True); time.sleep(1e4)"):
     child = subprocess.Popen([sys.executable, "-c", code], env=env, start_new_session=True, stdout=subprocess.PIPE)
     child.stdout.readline()
+unmarked = [sys.executable, "-c", "import time; time.sleep(1e4)"]
+subprocess.Popen(unmarked, start_new_session=True, stdout=open(folder + "/agent.log", "w"))  # like Ray's agents
 print("up", flush=True)
 signal.pause()
 """
@@ -45,9 +47,10 @@ def test_l16_all_is_gone_after_the_driver_was_killed(tmp_path: Path) -> None:
         assert driver.stdout is not None
         assert driver.stdout.readline() == b"up\n"
         assert len(processes_of_run(run_id)) == 2
+        assert len(processes_of_run(run_id, folder)) == 3
         os.killpg(driver.pid, signal.SIGKILL)
     until(lambda: not folder.exists(), "removed folder")
-    assert processes_of_run(run_id) == []
+    assert processes_of_run(run_id, folder) == []
 
 
 def test_l16_a_guard_that_is_told_to_end_is_over_at_once(tmp_path: Path) -> None:

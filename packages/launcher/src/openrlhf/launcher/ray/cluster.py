@@ -77,7 +77,7 @@ class Cluster:
         """Disconnect; end what we started and remove our temporary folder. Safe to call twice."""
         ray.shutdown()
         if self.started:
-            sweep(self.run_id)
+            sweep(self.run_id, self.temp_dir)
             if self.temp_dir is not None:
                 shutil.rmtree(self.temp_dir, ignore_errors=True)
             if self.guard is not None:

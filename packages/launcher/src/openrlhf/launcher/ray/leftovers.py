@@ -48,10 +48,13 @@ class Guard:
                 self._process.kill()
 
 
-def sweep(run_id: str, *, grace: float = 5.0) -> list[int]:
-    """End every process that carries this run's id and is not this process or its ancestors. Returns their pids."""
+def sweep(run_id: str, folder: Path | None = None, *, grace: float = 5.0) -> list[int]:
+    """End every process of this run that is not this process or its parent. Returns their pids.
+
+    folder: the run's own temporary folder.
+    """
     mine = {os.getpid(), os.getppid()}
-    left = [pid for pid in processes_of_run(run_id) if pid not in mine]
+    left = [pid for pid in processes_of_run(run_id, folder) if pid not in mine]
     for sig, wait in ((signal.SIGTERM, grace), (signal.SIGKILL, grace)):
         for pid in left:
             _signal(pid, sig)
@@ -63,18 +66,33 @@ def sweep(run_id: str, *, grace: float = 5.0) -> list[int]:
     return left
 
 
-def processes_of_run(run_id: str) -> list[int]:
-    """Pids on this machine whose environment holds the run's id."""
-    marker = f"{RUN_ID_VARIABLE}={run_id}".encode()
+def processes_of_run(run_id: str, folder: Path | None = None) -> list[int]:
+    """Pids on this machine whose environment holds the run's id, or that have a file open in the run's own folder.
+
+    Programs that change their title, as Ray's agents do, write it over what /proc shows of their environment; their
+    logs still lie in the folder.
+    """
+    marker, inside = f"{RUN_ID_VARIABLE}={run_id}".encode(), f"{folder}/"
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if marker in (entry / "environ").read_bytes().split(b"\0"):
+                marked = marker in (entry / "environ").read_bytes().split(b"\0")
+                if marked or (folder is not None and _has_open(entry / "fd", inside)):
                     found.append(int(entry.name))
             except OSError:  # gone, or another user's
                 continue
     return found
+
+
+def _has_open(descriptors: Path, inside: str) -> bool:
+    for descriptor in descriptors.iterdir():
+        try:
+            if os.readlink(descriptor).startswith(inside):
+                return True
+        except OSError:  # closed meanwhile
+            continue
+    return False
 
 
 def _signal(pid: int, sig: signal.Signals) -> None:
@@ -94,7 +112,7 @@ def _alive(pid: int) -> bool:
 def _guard(run_id: str, folder: Path) -> None:
     sys.stdin.buffer.read()
     for _ in range(SWEEPS):
-        if not sweep(run_id):
+        if not sweep(run_id, folder):
             break
         time.sleep(0.5)
     shutil.rmtree(folder, ignore_errors=True)
