@@ -11,7 +11,6 @@ from openrlhf.agents.chat.render import ChatRenderer
 from openrlhf.agents.chat.request import read_chat_request
 from openrlhf.agents.chat.response import Answer, make_choice
 from openrlhf.agents.chat.session import ChatSession
-from openrlhf.agents.chat.tools import parse_tool_calls
 from openrlhf.agents.context import SampleEngine, SampleLimits
 from openrlhf.agents.engine import Generation, SamplingParams
 from openrlhf.agents.testing import ScriptedEngine
@@ -287,28 +286,6 @@ def test_images_are_collected_in_order():
     assert text == "<|im_start|>user\n<|image|>and<|image|><|im_end|>\n<|im_start|>assistant\n"
     plain = read_messages([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}])
     assert plain.messages[0]["content"] == "ab"
-
-
-@pytest.mark.parametrize(
-    ("text", "rest", "names"),
-    [
-        ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', "", ["f"]),
-        (
-            'hm <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>\n'
-            '<tool_call>{"name": "g", "arguments": {}}</tool_call>',
-            "hm",
-            ["f", "g"],
-        ),
-        ('ok [TOOL_CALLS][{"name": "f", "arguments": {"a": "b"}}]', "ok", ["f"]),
-        ('<|python_tag|>{"name": "f", "parameters": {"a": 1}}', "", ["f"]),
-        ("<tool_call>{bad}</tool_call>", "<tool_call>{bad}</tool_call>", []),
-        ('{"a": 1}', '{"a": 1}', []),
-    ],
-)
-def test_tool_call_formats(text, rest, names):
-    found, calls = parse_tool_calls(text)
-    assert found == rest
-    assert [c.name for c in calls] == names
 
 
 def test_stop_string_across_a_token_border():  # B088

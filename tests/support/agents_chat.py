@@ -1,11 +1,18 @@
 """A chat agent made of a coroutine function, and its client."""
 
 import asyncio
+import json
 from typing import Any
 
+import httpx
 import openai
 
 from openrlhf.agents.chat.executor import OpenAIServerExecutor
+from openrlhf.agents.chat.render import ChatRenderer
+from openrlhf.agents.chat.server import ChatServer
+from openrlhf.agents.chat.session import ChatSession
+from openrlhf.agents.context import SampleEngine, SampleLimits
+from openrlhf.agents.engine import SamplingParams
 from openrlhf.agents.testing import ScriptedEngine, make_context
 from openrlhf.agents.types import PromptItem
 from support.agents_templates import TemplateTokenizer
@@ -56,3 +63,49 @@ def text_of(trajectory):
 
 def chat_body(**changes):
     return {"model": "policy", "messages": [message("hi")], **changes}
+
+
+class Direct:
+    """The chat server without sockets: requests of one session through the ASGI application, on one event loop."""
+
+    def __init__(self, script, *, template=None, tokenizer=None, max_length=4096, max_turns=1000, **engine: Any):
+        self.tokenizer = tokenizer or (TemplateTokenizer(template) if template else TemplateTokenizer())
+        self.scripted = ScriptedEngine(script, tokenizer=self.tokenizer)
+        sample = SampleEngine(self.scripted, limits=SampleLimits(max_turns=max_turns), **engine)
+        renderer = ChatRenderer(self.tokenizer)
+        self.session = ChatSession(renderer, self.tokenizer, sample, SamplingParams(), max_length)
+        self.server = ChatServer()
+        self.session_id = self.server.add(self.session)
+        self.app = self.server.app()
+        self.loop = asyncio.Runner()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.loop.close()
+
+    def post(self, body: Any, path: str | None = None) -> httpx.Response:
+        return self.loop.run(self.send(body, path))
+
+    async def send(self, body: Any, path: str | None = None) -> httpx.Response:
+        path = f"/s/{self.session_id}/v1/chat/completions" if path is None else path
+        content = body if isinstance(body, bytes) else json.dumps(body)
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://direct", trust_env=False) as http:
+            return await http.post(path, content=content, headers={"Authorization": f"Bearer {self.server.token}"})
+
+    def say(self, messages, **changes):
+        """The message of a successful call."""
+        reply = self.post({"model": "policy", "messages": messages, **changes})
+        assert reply.status_code == 200, reply.text
+        return reply.json()["choices"][0]["message"]
+
+    @property
+    def prompts(self):
+        return [self.tokenizer.decode(r.token_ids) for r in self.scripted.requests]
+
+    @property
+    def texts(self):
+        """The branches of the session as text."""
+        return [self.tokenizer.decode(b.recorder.token_ids) for b in self.session.branches]

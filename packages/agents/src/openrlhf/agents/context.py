@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,11 @@ from openrlhf.agents.engine import Engine, EngineError, Generation, SamplingPara
 from openrlhf.agents.images import ImageReader, TextOnly, check_count, expand, extra_tokens
 from openrlhf.agents.request_output import RequestOutput, request_output
 from openrlhf.agents.sampling import as_sampling
+from openrlhf.agents.seeds import sample_seed
 from openrlhf.agents.types import PromptItem, Trajectory
+from openrlhf.agents.warn import warn_once
+
+logger = logging.getLogger(__name__)
 
 Seeds = Callable[[int, int], int]
 
@@ -162,9 +167,22 @@ class SampleEngine:
             raise ValueError(f"sampling_params: max_tokens must be at least 1, got {tokens!r}")
         turn = self._started_calls
         self._started_calls += 1
-        if sampling.seed is None and self._seeds is not None:
-            return sampling.with_(max_tokens=tokens, seed=self._seeds(self.sample_index, turn))
-        return sampling.with_(max_tokens=tokens)
+        return sampling.with_(max_tokens=tokens, seed=self._seed(sampling.seed, turn))
+
+    def _seed(self, given: int | None, turn: int) -> int | None:
+        """The run's own seed of this call. One that the agent gives is mixed with that of the sample: the same for the
+        same seed within an episode, but never the same for all samples of a group."""
+        if self._seeds is None:
+            return given
+        if given is None:
+            return self._seeds(self.sample_index, turn)
+        warn_once(
+            logger,
+            "seed of an agent",
+            "an agent asks for seed %d: it is mixed with the seed of each sample, or all samples of a group were equal",
+            given,
+        )
+        return sample_seed(given, False, 0, 0, self._seeds(self.sample_index, 0), 0)
 
 
 def sample_engine(engine: Engine | SampleEngine) -> SampleEngine:

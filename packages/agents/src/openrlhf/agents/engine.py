@@ -87,7 +87,7 @@ class Engine(Protocol):
     """One method: generate one sample from token ids.
 
     group_id keeps requests of one prompt group on one engine (prefix cache); it never changes the result.
-    Raises EngineError when no engine can serve the request.
+    Raises RequestRefusedError when the request is at fault, another EngineError when no engine can serve it.
     """
 
     async def generate(
@@ -102,6 +102,10 @@ class Engine(Protocol):
 
 class EngineError(RuntimeError):
     """Generation failed at the engine border; the message names the engine and the request."""
+
+
+class RequestRefusedError(EngineError):
+    """The engine refuses this very request; sent again it would be refused again."""
 
 
 class Tokenizer(Protocol):

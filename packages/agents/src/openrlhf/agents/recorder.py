@@ -68,17 +68,18 @@ class Recorder:
         self.versions.extend([-1] * len(token_ids))
 
     def finish(self, item: PromptItem, sample_index: int, outcome: Outcome) -> Trajectory:
-        """The trajectory. A failed episode keeps its tokens to look at, but none of them is trainable.
+        """The trajectory; what is appended later does not reach it. A failed episode keeps its tokens to look at, but
+        none of them is trainable.
 
         An episode that came to its end, though a generation call of it was cut, ended because of length.
         """
         failed = outcome.failure is not None
         zeros = [0] * len(self.token_ids)
         return Trajectory(
-            token_ids=self.token_ids,
-            trainable=zeros if failed else self.trainable,
-            logprobs=[0.0] * len(zeros) if failed else self.logprobs,
-            versions=[-1] * len(zeros) if failed else self.versions,
+            token_ids=self.token_ids.copy(),
+            trainable=zeros if failed else self.trainable.copy(),
+            logprobs=[0.0] * len(zeros) if failed else self.logprobs.copy(),
+            versions=[-1] * len(zeros) if failed else self.versions.copy(),
             prompt_length=self.prompt_length,
             turns=tuple(self.turns),
             stop_reason=ended_by(outcome.stop_reason, self.turns),

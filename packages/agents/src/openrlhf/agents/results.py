@@ -38,6 +38,10 @@ def _own(trajectory: Trajectory, item: PromptItem, sample_index: int, max_length
         )
     return replace(
         trajectory,
+        token_ids=list(trajectory.token_ids),  # its author may keep the lists, and a late call append to them
+        trainable=list(trajectory.trainable),
+        logprobs=list(trajectory.logprobs),
+        versions=list(trajectory.versions),
         group_id=item.group_id,
         sample_index=sample_index,
         prompt=item.prompt,
@@ -123,7 +127,7 @@ def _attribute(
     unused = list(calls)
     for start, end in ranges:
         tokens = list(ids[start:end])
-        match = next((i for i, call in enumerate(unused) if list(call.token_ids[: end - start]) == tokens), None)
+        match = next((i for i, call in enumerate(unused) if _sampled(call, tokens)), None)
         call = None
         if match is not None:
             call = unused[match]
@@ -132,11 +136,18 @@ def _attribute(
     return found
 
 
+def _sampled(call: Generation, tokens: list[int]) -> bool:
+    """The call gave these tokens, or began with them; an empty range takes an empty answer, never the next call's."""
+    return list(call.token_ids[: len(tokens)] if tokens else call.token_ids) == tokens
+
+
 def _generation(
     tokens: list[int], logprobs: Sequence[float] | None, call: Generation | None, calls: Sequence[Generation]
 ) -> Generation:
     n = len(tokens)
-    if logprobs is None:
+    if logprobs is None and not n:
+        logprobs = []
+    elif logprobs is None:
         if call is None:
             raise ValueError(
                 f"execute(): the action tokens {tokens[:8]!r}... were not sampled by llm_engine and have no "

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openrlhf.agents.engine import FINISH_REASONS, EngineError, Generation, SamplingParams
+from openrlhf.agents.engine import FINISH_REASONS, EngineError, Generation, RequestRefusedError, SamplingParams
 
 FAULTS = {
     "error": "it failed inside the engine",
@@ -45,7 +45,7 @@ class EngineDownError(EngineError):
     """The engine is dead, silent or holds no valid weights; another one may serve the request."""
 
 
-class RequestRejectedError(EngineError):
+class RequestRejectedError(RequestRefusedError):
     """This request fails and no other: too long, invalid, an invalid answer, or none."""
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 200
+_REPR.maxlevel = 3
 
 
 class ApiError(Exception):
@@ -22,3 +27,8 @@ class ApiError(Exception):
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, code=code)
+
+
+def shown(value: Any) -> str:
+    """`repr`, shortened: a request may hold megabytes."""
+    return _REPR.repr(value)

@@ -86,7 +86,7 @@ class OpenAIServerExecutor(AgentExecutorBase):
         try:
             result = await self.run_agent(prompt, label, session_id)
         finally:
-            server.remove(session_id)
+            server.remove(session_id)  # from here on no call changes the session
         item = PromptItem(group_id=engine.group_id, prompt=prompt, label=label, images=tuple(images or ()))
         return _trajectories(session, item, engine.sample_index, result)
 

@@ -6,19 +6,21 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from openrlhf.agents.chat.errors import ApiError, bad_request
-from openrlhf.agents.chat.messages import read_messages
-from openrlhf.agents.chat.request import ChatRequest, read_chat_request
+from openrlhf.agents.chat.errors import ApiError, bad_request, shown
+from openrlhf.agents.chat.request import NUMBERS, ChatRequest, read_chat_request, read_tokenize_request
 from openrlhf.agents.chat.response import Answer, make_choice
 from openrlhf.agents.chat.session import ChatSession, Plan
-from openrlhf.agents.engine import EngineError
+from openrlhf.agents.engine import EngineError, RequestRefusedError, SamplingParams
+from openrlhf.agents.json_text import parse_json
 from openrlhf.agents.seeds import sample_seed
+from openrlhf.agents.warn import warn_once
 
 try:
     import uvicorn
@@ -36,6 +38,8 @@ HOST = "127.0.0.1"
 START_SECONDS = 10.0
 STOP_SECONDS = 5.0
 BACKLOG = 2048
+KEEP_ALIVE_SECONDS = 30 * 86400  # a connection waits for its session, whatever the agent does between two calls
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _Server(uvicorn.Server):
@@ -70,7 +74,13 @@ class ChatServer:
         listener.listen(BACKLOG)
         self._socket = listener
         config = uvicorn.Config(
-            self.app(), log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
+            self.app(),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=1,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
         )
         self._server = _Server(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
@@ -98,7 +108,10 @@ class ChatServer:
         return session_id
 
     def remove(self, session_id: str) -> None:
-        self.sessions.pop(session_id, None)
+        """Ends a session: calls under way are cancelled and refused, and none is recorded any more."""
+        session = self.sessions.pop(session_id, None)
+        if session is not None:
+            session.close()
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -122,6 +135,9 @@ class ChatServer:
                 return await handler(request)
             except ApiError as error:
                 return JSONResponse(error.body(), status_code=error.status)
+            except RequestRefusedError as error:  # no 5xx: clients would send it again
+                refused = bad_request(f"the engine refused the request: {error}", code="request_refused")
+                return JSONResponse(refused.body(), status_code=refused.status)
             except EngineError as error:
                 return JSONResponse(ApiError(503, f"the engine failed: {error}").body(), status_code=503)
             except ClientDisconnect:
@@ -147,64 +163,92 @@ class ChatServer:
     async def _tokenize(self, request: Request) -> Response:
         body = await _json(request)
         session = self._session(request, body)
-        if "messages" in body:
-            conversation = read_messages(body["messages"])
-            text = session.renderer.render(conversation.messages, body.get("tools"))
-        elif isinstance(body.get("prompt"), str):
-            text = body["prompt"]
-        else:
-            raise bad_request("'prompt' (a string) or 'messages' is needed", "prompt")
-        special = bool(body.get("add_special_tokens", False))  # off: a template writes its own BOS
+        text, special, strings = read_tokenize_request(body, session.renderer)
         ids = session.tokenizer.encode(text, add_special_tokens=special)
-        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": session.max_length})
+        answer = {"tokens": ids, "count": len(ids), "max_model_len": session.max_length}
+        if strings:
+            answer["token_strs"] = [session.tokenizer.decode([i], skip_special_tokens=False) for i in ids]
+        return JSONResponse(answer)
 
     async def _chat(self, request: Request) -> Response:
         body = await _json(request)
         session = self._session(request, body)
-        chat = read_chat_request(body, session.sampling)
+        chat = read_chat_request(body, session.sampling, session.vocabulary)
         if chat.model not in self.model_names:
             known = ", ".join(self.model_names)
-            raise ApiError(404, f"the model {chat.model!r} does not exist; served: {known}", code="model_not_found")
-        plan = session.plan(chat.conversation, chat.tools, chat.options)
-        generations = await _while_connected(request, _generate_all(session, plan, chat))
+            raise ApiError(
+                404, f"the model {shown(chat.model)} does not exist; served: {known}", code="model_not_found"
+            )
+        _warn_of_sampling(session.sampling, chat.sampling)
+        plan = session.plan(chat.conversation, chat.tools, chat.options, chat.ending)
+        generations = await _while_connected(request, session, _generate_all(session, plan, chat))
         choices = [make_choice(session, plan, chat, generation) for generation in generations]
         answer = Answer(session=session, plan=plan, request=chat, choices=choices)
-        if chat.stream:
+        if chat.display.stream:
             return StreamingResponse(_events(answer), media_type="text/event-stream")
-        answer.commit()
+        if not answer.commit():
+            raise session_ended()
         return JSONResponse(answer.body())
 
     def _session(self, request: Request, body: Any) -> ChatSession:
-        session_id = request.path_params.get("session_id") or (body.get("session_id") if isinstance(body, dict) else "")
+        named = request.path_params.get("session_id")
+        given = body.get("session_id") if isinstance(body, dict) else None
+        session_id = given if named is None else named
+        if given not in (None, session_id):
+            raise bad_request(f"'session_id' {shown(given)} is not the session of the path", "session_id")
         session = self.sessions.get(session_id) if isinstance(session_id, str) else None
         if session is None:
-            raise ApiError(404, f"unknown session {session_id!r}", param="session_id", code="session_not_found")
+            message = f"unknown session {shown(session_id)}"
+            raise ApiError(404, message, param="session_id", code="session_not_found")
         return session
 
 
+def session_ended() -> ApiError:
+    return ApiError(404, "the session has ended: run_agent() has returned", param="session_id", code="session_ended")
+
+
+def _warn_of_sampling(template: SamplingParams, given: SamplingParams) -> None:
+    changed = [name for name in (*NUMBERS, "top_k") if getattr(given, name) != getattr(template, name)]
+    if changed:
+        warn_once(
+            logger,
+            "sampling of a client",
+            "a client samples with %s of its own, which is honoured; the trainer expects that of the run",
+            ", ".join(changed),
+        )
+
+
 async def _generate_all(session: ChatSession, plan: Plan, chat: ChatRequest) -> list[Any]:
-    """n samples of one prompt, each with a seed of its own."""
+    """n samples of one prompt, each with a seed of its own. When one fails the others are cancelled."""
     seed = chat.sampling.seed
-    calls = []
+    tasks = []
     for i in range(chat.n):
         own = seed if seed is None or i == 0 else sample_seed(seed, False, 0, 0, i, 0)
-        calls.append(session.generate(plan, chat.sampling.with_(seed=own)))
-    return list(await asyncio.gather(*calls))
+        tasks.append(asyncio.ensure_future(session.generate(plan, chat.sampling.with_(seed=own))))
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        await _cancel(*tasks)
 
 
-async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client goes away."""
+async def _while_connected(request: Request, session: ChatSession, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client goes away or the session ends."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))
+    ended = asyncio.ensure_future(session.closed.wait())
     try:
-        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
+        await asyncio.wait([task, gone, ended], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise session_ended() if ended.done() else ClientDisconnect
     finally:
-        for other in (task, gone):
-            other.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await _cancel(task, gone, ended)
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _disconnected(request: Request) -> None:
@@ -216,7 +260,9 @@ async def _events(answer: Answer) -> AsyncIterator[str]:
     """Server-sent events. The reply is recorded when all of it was handed over, before the last events."""
     for chunk in answer.chunks():
         yield _event(chunk)
-    answer.commit()
+    if not answer.commit():
+        yield _event(session_ended().body())
+        return
     for chunk in answer.last_chunks():
         yield _event(chunk)
     yield "data: [DONE]\n\n"
@@ -228,9 +274,21 @@ def _event(chunk: dict[str, Any]) -> str:
 
 async def _json(request: Request) -> Any:
     try:
-        return json.loads(await request.body())
-    except (ValueError, RecursionError) as error:
+        return _well_formed(parse_json(await request.body()))
+    except ValueError as error:
         raise bad_request(f"the body is no valid JSON: {error}") from error
+
+
+def _well_formed(value: Any) -> Any:
+    """With U+FFFD in the place of halves of surrogate pairs, as every encoder of UTF-8 writes them: no tokenizer takes
+    them, and an agent that cuts its texts to a length may well cut an emoji in two."""
+    if isinstance(value, str):
+        return SURROGATE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_well_formed(item) for item in value]
+    if isinstance(value, dict):
+        return {_well_formed(key): _well_formed(item) for key, item in value.items()}
+    return value
 
 
 async def _not_found(request: Request, error: Exception) -> Response:

@@ -3,22 +3,26 @@
 A call whose rendered text starts with the text of an earlier reply's tokens goes on from those tokens: only what is new
 is tokenised. Where a template rewrites history (drops reasoning, strips text) or a client edits it, a new branch
 starts; every branch becomes a sample. Nothing changes before a generation is there, so a failed, cancelled or parallel
-call leaves the session as it was.
+call leaves the session as it was; nothing changes after `close`, so a late call does not reach a finished sample.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from openrlhf.agents.chat.errors import ApiError, bad_request
+from openrlhf.agents.chat.history import Base, Branch, Reply, as_sampled, find_by_keys, find_by_text
 from openrlhf.agents.chat.messages import Conversation, Key
-from openrlhf.agents.chat.render import ChatRenderer
+from openrlhf.agents.chat.reasoning import opened
+from openrlhf.agents.chat.render import ChatRenderer, Ending
 from openrlhf.agents.context import SampleEngine
 from openrlhf.agents.engine import Generation, SamplingParams, Tokenizer
+from openrlhf.agents.images import TextOnly
 from openrlhf.agents.recorder import Recorder, check_generation
 from openrlhf.agents.types import Failure, StopReason
 
@@ -26,37 +30,30 @@ DECODE_CONTEXT = 4  # tokens of the prompt that are decoded together with a repl
 LOWEST_LOGPROB = -9999.0  # what a JSON answer shows for a log-prob that is not finite
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
-    """Where a branch stood after one reply. raw: the reply's text as sampled, without its end token."""
-
-    keys: int
-    tokens: int
-    text: int
-    raw: str
-
-
-@dataclass(slots=True)
-class Branch:
-    """A linear conversation: its tokens, their text, the keys of its messages (tools first) and its replies."""
-
-    recorder: Recorder
-    text: str = ""
-    keys: list[Key] = field(default_factory=list)
-    replies: list[Reply] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Plan:
-    """One call before its generation. base: the branch and reply it goes on from, None for a fresh start."""
+    """One call before its generation. base: the branch and reply it goes on from, None for a fresh start.
+
+    prefill: the text of the last message where the reply continues it. turn: which call to the engine it became.
+    invalid: generations with a log-prob that no sample may have, and what is wrong.
+    """
 
     prompt_ids: list[int]
     new_ids: list[int]
     text: str
     keys: list[Key]
     images: list[Any]
-    base: tuple[Branch, Reply] | None
+    base: Base | None
     broken: bool = False
+    prefill: str | None = None
+    role: str = "assistant"
+    turn: int = 0
+    invalid: list[tuple[Generation, str]] = field(default_factory=list)
+
+    @property
+    def closing(self) -> str | None:
+        """The tag that ends the reasoning in which the reply begins."""
+        return opened(self.text, self.prefill or "")
 
 
 class ChatSession:
@@ -79,82 +76,80 @@ class ChatSession:
         self.template_breaks = 0
         self.tokenized = 0
         self.calls = 0
+        self.tool_calls = 0
         self.stop_reason = StopReason.DONE
         self.failure: Failure | None = None
+        self.closed = asyncio.Event()
+        self._read: dict[Any, Any] = {}
 
-    def plan(self, conversation: Conversation, tools: Sequence[Any] | None, options: Mapping[str, Any]) -> Plan:
-        """The prompt tokens of a call. Raises a 400 where template, turn limit or context refuse it."""
-        if self.calls >= self.engine.limits.max_turns:
-            self.stop_reason = StopReason.MAX_TURNS
-            raise bad_request(f"the session has used its {self.calls} turns (--agent.max_turns)", code="max_turns")
+    @property
+    def vocabulary(self) -> int | None:
+        """The number of token ids, where the tokenizer knows it."""
+        return len(self.tokenizer) if isinstance(self.tokenizer, Sized) else None
+
+    def close(self) -> None:
+        """Ends the session: what is under way is told so, and nothing more is recorded."""
+        self.closed.set()
+
+    def plan(
+        self,
+        conversation: Conversation,
+        tools: Sequence[Any] | None,
+        options: Mapping[str, Any],
+        ending: Ending = Ending.ANSWER,
+    ) -> Plan:
+        """The prompt tokens of a call. Raises a 400 where template, model, turn limit or context refuse it."""
+        self._check_turns()
+        self._check_images(conversation)
+        self.renderer.check(conversation.messages, tools, options)
         keys: list[Key] = [("tools", json.dumps([tools, options], sort_keys=True, default=str)), *conversation.keys]
-        text = self.renderer.render(conversation.messages, tools, options)
-        found = self._find(keys)
-        plan = None
-        if found is not None:
-            plan = self._continue(found, keys, text, conversation)
-            plan = plan or self._continue(
-                found, keys, self._as_sampled(found, conversation, tools, options), conversation
-            )
-        if plan is None:
-            ids = self._encode(text)
-            plan = Plan(
-                prompt_ids=ids,
-                new_ids=ids,
-                text=text,
-                keys=keys,
-                images=list(conversation.images),
-                base=None,
-                broken=found is not None,
-            )
-        self._check_length(plan)
-        self.calls += 1
-        return plan
-
-    def _find(self, keys: Sequence[Key]) -> tuple[Branch, Reply] | None:
-        """The longest recorded history that these messages begin with."""
-        best: tuple[Branch, Reply] | None = None
-        for branch in self.branches:
-            for reply in reversed(branch.replies):
-                if best is not None and reply.keys <= best[1].keys:
-                    break
-                if reply.keys < len(keys) and branch.keys[: reply.keys] == list(keys[: reply.keys]):
-                    best = (branch, reply)
-                    break
-        return best
-
-    def _continue(
-        self, base: tuple[Branch, Reply], keys: list[Key], text: str | None, conversation: Conversation
-    ) -> Plan | None:
-        branch, reply = base
-        known = branch.text[: reply.text]
-        if text is None or not text.startswith(known):
-            return None
+        base, text, broken = self._find(conversation, keys, tools, options, ending)
+        known = "" if base is None else base[0].text[: base[1].text]
         new_ids = self._encode(text[len(known) :])
-        return Plan(
-            prompt_ids=branch.recorder.token_ids[: reply.tokens] + new_ids,
+        old_ids = [] if base is None else base[0].recorder.token_ids[: base[1].tokens]
+        plan = Plan(
+            prompt_ids=old_ids + new_ids,
             new_ids=new_ids,
             text=text,
             keys=keys,
             images=list(conversation.images),
             base=base,
+            broken=broken,
         )
+        if ending is Ending.CONTINUED:
+            plan.keys = keys[:-1]
+            plan.prefill, plan.role = _text_of(conversation.messages[-1]), conversation.messages[-1]["role"]
+        self._check_length(len(plan.prompt_ids))
+        return plan
 
-    def _as_sampled(
+    def _find(
         self,
-        base: tuple[Branch, Reply],
         conversation: Conversation,
+        keys: list[Key],
         tools: Sequence[Any] | None,
         options: Mapping[str, Any],
-    ) -> str | None:
-        """The conversation with every recorded reply in the model's own words (tool calls as it spelled them)."""
-        branch, last = base
-        messages = list(conversation.messages)
-        for reply in branch.replies:
-            if reply.keys <= last.keys:
-                messages[reply.keys - 2] = {"role": "assistant", "content": reply.raw}  # keys also count the tools
+        ending: Ending,
+    ) -> tuple[Base | None, str, bool]:
+        """What the call goes on from, its whole text, and whether the template broke a history that the client kept.
+
+        The rendered text decides. Where it leaves a history that the messages go on from, the messages are rendered
+        once more with the model's own words in the place of the client's spelling of them.
+        """
+        text = self.renderer.render(conversation.messages, tools, options, ending)
+        by_text = find_by_text(self.branches, text, conversation.images)
+        by_keys = find_by_keys(self.branches, keys, conversation.images)
+        broken = by_keys is not None and (by_text is None or by_text[1].text < by_keys[1].text)
+        if by_keys is not None and broken:
+            branch, reply = by_keys
+            sampled = self._render_sampled(by_keys, keys, conversation, (tools, options, ending))
+            if sampled is not None and sampled.startswith(branch.text[: reply.text]):
+                return by_keys, sampled, False
+        self.renderer.check_calls(conversation.messages)
+        return by_text, text, broken
+
+    def _render_sampled(self, base: Base, keys: list[Key], conversation: Conversation, how: Any) -> str | None:
         try:
-            return self.renderer.render(messages, tools, options)
+            return self.renderer.render(as_sampled(base, keys, conversation), *how)
         except ApiError:
             return None
 
@@ -163,11 +158,21 @@ class ChatSession:
         self.tokenized += len(ids)
         return ids
 
-    def _check_length(self, plan: Plan) -> None:
-        if len(plan.prompt_ids) >= self.max_length:
+    def _check_turns(self) -> None:
+        if self.calls >= self.engine.limits.max_turns:
+            self.stop_reason = StopReason.MAX_TURNS
+            raise bad_request(f"the session has used its {self.calls} turns (--agent.max_turns)", code="max_turns")
+
+    def _check_images(self, conversation: Conversation) -> None:
+        if conversation.images and isinstance(self.engine.image_reader, TextOnly):
+            where = conversation.image_places[0]
+            raise bad_request(f"{where} is an image, and the policy is a model of texts", where)
+
+    def _check_length(self, tokens: int) -> None:
+        if tokens >= self.max_length:
             self.stop_reason = StopReason.LENGTH
             raise bad_request(
-                f"the prompt has {len(plan.prompt_ids)} tokens, the maximum context length is {self.max_length} "
+                f"the prompt has {tokens} tokens, the maximum context length is {self.max_length} "
                 "tokens and at least one is needed for the answer",
                 "messages",
                 "context_length_exceeded",
@@ -175,24 +180,47 @@ class ChatSession:
 
     async def generate(self, plan: Plan, sampling: SamplingParams) -> Generation:
         """Samples one reply; max_tokens is what the request, the trainer and the context all allow."""
-        caps = [sampling.max_tokens, self.sampling.max_tokens, self.max_length - len(plan.prompt_ids)]
-        tokens = min(cap for cap in caps if cap is not None)
-        generation = await self.engine.generate(plan.prompt_ids, sampling.with_(max_tokens=tokens), plan.images or None)
+        images = await self._images(plan)
+        length = self.engine.length(plan.prompt_ids, images)
+        self._check_length(length)
+        limits = (sampling.max_tokens, self.sampling.max_tokens, self.engine.limits.max_new_tokens)
+        tokens = min(cap for cap in (*limits, self.max_length - length) if cap is not None)
+        if sampling.min_tokens > max(tokens, self.sampling.min_tokens):
+            wanted = f"'min_tokens' {sampling.min_tokens} is more than the {tokens} tokens that an answer may have here"
+            raise bad_request(wanted, "min_tokens")
+        if not plan.turn:
+            self._check_turns()
+            self.calls += 1
+            plan.turn = self.calls
+        sampling = sampling.with_(max_tokens=tokens, min_tokens=min(sampling.min_tokens, tokens))
+        try:
+            generation = await self.engine.generate(plan.prompt_ids, sampling, images or None)
+        except ValueError as error:  # images and their places in the text do not belong together
+            raise bad_request(str(error), "messages") from error
         if generation.finish_reason == "abort":
             raise ApiError(503, "the engine aborted the request")
-        return self._finite(generation)
+        return self._finite(plan, generation)
 
-    def _finite(self, generation: Generation) -> Generation:
+    async def _images(self, plan: Plan) -> list[Any]:
+        """The images of a call, each read once in a session, so that all of its turns see the same."""
+        try:
+            for image in plan.images:
+                if image not in self._read:
+                    (self._read[image],) = await self.engine.read_images([image])
+        except (ValueError, OSError) as error:
+            raise bad_request(f"an image of the messages cannot be read: {error}", "messages") from error
+        return [self._read[image] for image in plan.images]
+
+    def _finite(self, plan: Plan, generation: Generation) -> Generation:
         """Log-probs that JSON can hold; a sample with an invalid one is answered, but not trained on."""
         logprobs = [p if p is not None and math.isfinite(p) else LOWEST_LOGPROB for p in generation.logprobs]
-        if logprobs != list(generation.logprobs):
-            wrong = next(i for i, p in enumerate(generation.logprobs) if p is None or not math.isfinite(p))
-            self.failure = Failure(
-                border="engine",
-                message=f"logprob {wrong} of call {self.calls} is invalid: {generation.logprobs[wrong]!r}",
-            )
         finite = replace(generation, logprobs=logprobs)
         check_generation(finite)
+        if logprobs != list(generation.logprobs):
+            wrong = next(i for i, p in enumerate(generation.logprobs) if p is None or not math.isfinite(p))
+            plan.invalid.append(
+                (finite, f"logprob {wrong} of call {plan.turn} is invalid: {generation.logprobs[wrong]!r}")
+            )
         return finite
 
     def decode(self, plan: Plan, token_ids: Sequence[int]) -> str:
@@ -204,15 +232,34 @@ class ChatSession:
             return text[len(before) :]
         return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
-    def commit(self, plan: Plan, generation: Generation, key: Key, raw: str) -> None:
-        """Records a reply. key: of the message that the client gets. raw: its text without the end token."""
+    def commit(self, plan: Plan, generation: Generation, key: Key, raw: str) -> bool:
+        """Records a reply; False where the session has ended. key: of the message that the client gets, joined to the
+        one that it continues. raw: the text of that message without the end token."""
+        if self.closed.is_set():
+            return False
         self.template_breaks += plan.broken
+        plan.broken = False
         branch = self._branch_for(plan)
         branch.recorder.append_sampled(generation)
-        branch.recorder.images = plan.images
+        branch.recorder.images = [self._read.get(image, image) for image in plan.images]
+        branch.images = plan.images
         branch.text = plan.text + self.decode(plan, generation.token_ids)
         branch.keys = [*plan.keys, key]
-        branch.replies.append(Reply(keys=len(branch.keys), tokens=len(branch.recorder), text=len(branch.text), raw=raw))
+        reply = Reply(
+            keys=len(branch.keys),
+            tokens=len(branch.recorder),
+            text=len(branch.text),
+            images=len(plan.images),
+            key=key,
+            raw=raw,
+        )
+        branch.replies.append(reply)
+        for invalid, message in plan.invalid:
+            if invalid is generation:
+                self.failure = Failure(border="engine", message=message)
+        if self.stop_reason is StopReason.LENGTH:  # the agent has found a way on after a prompt that was too long
+            self.stop_reason = StopReason.DONE
+        return True
 
     def _branch_for(self, plan: Plan) -> Branch:
         """The branch that the call goes on with, or a new one where it was a fresh start or somebody was faster."""
@@ -224,6 +271,11 @@ class ChatSession:
         branch = Branch(recorder=Recorder(plan.prompt_ids))
         if plan.base is not None:
             origin, last = plan.base
-            branch.replies = [reply for reply in origin.replies if reply.keys <= last.keys]
+            branch.replies = [reply for reply in origin.replies if reply.text <= last.text]
         self.branches.append(branch)
         return branch
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)

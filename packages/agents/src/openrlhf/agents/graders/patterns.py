@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from openrlhf.agents.json_text import parse_json
 
 TYPES: dict[str, Callable[[Any], bool]] = {
     "object": lambda v: isinstance(v, dict),
@@ -27,16 +28,12 @@ def matches(answer: str, pattern: str, *, whole: bool = False) -> bool:
 
 def valid_json(answer: str, schema: Mapping[str, Any] | None = None) -> bool:
     """The answer, or the last fenced block in it, is JSON that keeps the schema."""
-    fenced = re.findall(r"```(?:json)?\s*\n(.*?)```", answer, re.DOTALL)
+    fenced = re.findall(r"```(?:json)?[^\S\n]*\n(.*?)```", answer, re.DOTALL)
     try:
-        value = json.loads((fenced[-1] if fenced else answer).strip(), parse_constant=_refuse)
+        value = parse_json((fenced[-1] if fenced else answer).strip(), strict=True)
     except ValueError:
         return False
     return schema is None or not schema_errors(value, schema)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
 
 
 def schema_errors(value: Any, schema: Mapping[str, Any] | bool, path: str = "$") -> list[str]:
