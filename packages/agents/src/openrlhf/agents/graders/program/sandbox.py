@@ -1,0 +1,188 @@
+"""Starts a program, and its tests, under a supervisor, and collects how it went.
+
+The environment of the program holds a path, a home and the text encoding, nothing of ours. Where the system allows
+Landlock it cannot read or signal other processes and changes files in its own folder only; where it allows user
+namespaces instead it sees no process but its own. `isolation()` says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import IO
+
+from openrlhf.agents.graders.program.blocks import offered_names
+
+logger = logging.getLogger(__name__)
+HERE = Path(__file__).parent
+MEGABYTE = 2**20
+OUTPUT_BYTES = 64 * 1024  # kept of a program's output
+FILES = 1000  # that a program may write; together they may have four times the size of one
+START_SECONDS = 60.0  # for starting and ending a run on a busy machine
+PROBE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeLimits:
+    """seconds: wall clock and CPU of one run. memory_mb: address space of a process. file_mb: largest file it may
+    write, a quarter of all its files. processes: how many processes it may have at a time.
+    """
+
+    seconds: float = 5.0
+    memory_mb: int = 512
+    file_mb: int = 16
+    processes: int = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeResult:
+    """One run. exit_code None: it was killed at the time limit; negative: killed by that signal, at other limits."""
+
+    exit_code: int | None
+    stdout: str
+    stderr: str
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+
+def run(source: str, stdin: str, tests: str | None, limits: CodeLimits) -> CodeResult:
+    """One run in an empty folder: of the program by itself, or of its tests. Never raises for what either does.
+
+    tests: Python source that calls the program; it stands in a process that the program cannot reach.
+    """
+    if os.name != "posix":
+        raise OSError("programs are run on POSIX systems only: start the grader on Linux or macOS")
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="code-", ignore_cleanup_errors=True))
+        path = os.path.join(folder, "program.py")
+        with open(path, "wb") as file:
+            file.write(source.removeprefix("\ufeff").encode("utf-8", "surrogatepass"))
+        out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+        given = stack.enter_context(_file(stdin))
+        asked = stack.enter_context(_file(tests or ""))
+        code, reason = _supervised(_description(source, path, tests is not None, limits), given, asked, out, err)
+        notes = f"\n[ended: {reason}]\n" if reason else ""
+        return CodeResult(exit_code=code, stdout=_read(out), stderr=_read(err) + notes)
+
+
+def _description(source: str, path: str, tested: bool, limits: CodeLimits) -> dict[str, object]:
+    names = offered_names(source)
+    runner = [sys.executable, "-P", str(HERE / "runner.py")]
+    plain = [sys.executable, os.path.basename(path)]
+    mode = "serve" if tested else "main"
+    folder = os.path.dirname(path)
+    return {
+        "command": [*runner, mode, os.path.basename(path), *names] if tested or names else plain,
+        "judge": [sys.executable, "-P", "-m", "openrlhf.agents.graders.program.judge"] if tested else None,
+        "folder": folder,
+        "environment": _environment(folder),
+        "seconds": limits.seconds,
+        "cpu": max(1, int(limits.seconds + 0.999)),
+        "memory": limits.memory_mb * MEGABYTE,
+        "file": limits.file_mb * MEGABYTE,
+        "folder_bytes": 4 * limits.file_mb * MEGABYTE,
+        "files": FILES,
+        "processes": limits.processes,
+        "isolation": isolation(),
+    }
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """Nothing of ours but the path: our environment may hold keys."""
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": folder,
+        "TMPDIR": folder,
+        "LANG": "C.UTF-8",
+        "PYTHONIOENCODING": "utf-8",
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def _supervised(
+    description: dict[str, object], given: IO[bytes], asked: IO[bytes], out: IO[bytes], err: IO[bytes]
+) -> tuple[int | None, str]:
+    """The exit code, and the limit that ended the run."""
+    receiver, sender = os.pipe()
+    try:
+        description |= {"report": sender, "tests": asked.fileno()}
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(HERE / "supervisor.py"), json.dumps(description)],
+            stdin=given,
+            stdout=out,
+            stderr=err,
+            cwd=str(description["folder"]),
+            env=_environment(str(description["folder"])),
+            pass_fds=(sender, asked.fileno()),
+            start_new_session=True,
+        )
+        seconds = description["seconds"]
+        assert isinstance(seconds, float | int)
+        try:
+            process.wait(seconds + START_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None, "its supervisor did not end"
+        finally:
+            _end(process)
+    finally:
+        os.close(sender)
+        with os.fdopen(receiver, "rb") as report:
+            said = report.read()
+    if not said:
+        return process.returncode or 1, "its supervisor ended"
+    ended = json.loads(said)
+    return ended["code"], ended["reason"]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Where the supervisor is still there (it is late, or we are interrupted) it ends what it started, then itself."""
+    process.terminate()
+    try:
+        process.wait(START_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def isolation() -> str:
+    """How programs are kept apart on this machine: "landlock", "namespaces", or "none": by limits only."""
+    return allowed_isolation()[0]
+
+
+@lru_cache(maxsize=1)
+def allowed_isolation() -> tuple[str, ...]:
+    """What this machine allows, the best first. Warns once where it is nothing: there a program can read what belongs
+    to the same user, the environments of processes included.
+    """
+    command = [sys.executable, "-I", "-S", str(HERE / "supervisor.py"), json.dumps({"probe": True})]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False, env={})
+    kinds = tuple(done.stdout.split()) or ("none",)
+    if kinds == ("none",):
+        logger.warning(
+            "this machine allows neither Landlock nor user namespaces: programs that are graded run with limits, but "
+            "can read what this user can read; run them in a container of their own"
+        )
+    return kinds
+
+
+def _file(text: str) -> IO[bytes]:
+    file = tempfile.TemporaryFile()  # noqa: SIM115 (its caller closes it)
+    file.write(text.encode("utf-8", "surrogatepass"))
+    file.seek(0)
+    return file
+
+
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(OUTPUT_BYTES).decode("utf-8", "replace")

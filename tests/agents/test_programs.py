@@ -1,0 +1,171 @@
+"""Programs of all shapes get the reward that is right, and leave nothing behind."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from openrlhf.agents.graders.code import CodeLimits, grade_code, run_code
+from openrlhf.agents.graders.program import sandbox
+from support.graded_programs import DISHONEST, HONEST
+
+AMPLE = CodeLimits(seconds=60)  # a busy machine must not turn right into wrong
+BRIEF = CodeLimits(seconds=1.5)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Programs run below `tmp_path`, and no process or file of theirs may be left there."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    yield tmp_path
+    deadline = time.monotonic() + 20
+    while (left := processes_of(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left
+    assert not list(tmp_path.iterdir())
+
+
+def processes_of(folder):
+    """The processes that have the folder in their environment or work in it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environment, place = (entry / "environ").read_bytes(), os.readlink(entry / "cwd")
+        except OSError:
+            continue
+        if str(folder).encode() in environment or place.startswith(str(folder)):
+            found.append((entry.name, (entry / "cmdline").read_bytes()))
+    return found
+
+
+@pytest.mark.parametrize("case", HONEST, ids=lambda case: case.name)
+def test_honest_programs(case):
+    reward, results = grade_code(case.response, case.tests, AMPLE)
+    assert reward == case.reward, results
+
+
+@pytest.mark.parametrize("case", DISHONEST, ids=lambda case: case.name)
+def test_dishonest_programs(case):
+    assert grade_code(case.response, case.tests, CodeLimits(seconds=20))[0] == case.reward
+
+
+PROOF = pytest.mark.proof
+
+
+@pytest.fixture(params=["landlock", pytest.param("namespaces", marks=PROOF), pytest.param("none", marks=PROOF)])
+def isolated(request, monkeypatch):
+    """Every way to keep programs apart that this machine allows, down to none."""
+    if request.param not in sandbox.allowed_isolation():
+        pytest.skip(f"this machine allows {sandbox.allowed_isolation()} only")
+    monkeypatch.setattr(sandbox, "isolation", lambda: request.param)
+    return request.param
+
+
+ESCAPES = {
+    "setsid": """
+import subprocess, time
+subprocess.Popen(["sleep", "300"], start_new_session=True)
+print(1)
+""",
+    "twice forked": """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(300)
+    os._exit(0)
+print(1)
+""",
+    "ignores signals": """
+import contextlib, os, signal, time
+if os.fork() == 0:
+    os.setsid()
+    for number in range(1, 32):
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_IGN)
+    time.sleep(300)
+time.sleep(0.2)
+print(1)
+""",
+}
+
+
+@pytest.mark.parametrize("source", ESCAPES.values(), ids=ESCAPES)
+def test_c06_what_leaves_the_session_ends(source, isolated):
+    result = run_code(source, limits=AMPLE)
+    assert result.stdout == "1\n"
+
+
+def test_c06_sleeping_children_end_at_the_time_limit(isolated):
+    source = ESCAPES["twice forked"] + "\ntime.sleep(300)"
+    assert run_code(source, limits=BRIEF).exit_code is None
+
+
+def test_c06_processes_are_limited(isolated):
+    bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+    result = run_code(bomb, limits=CodeLimits(seconds=20, processes=20))
+    assert not result.ok
+    several = "import subprocess\nps = [subprocess.Popen(['sleep', '300']) for _ in range(40)]\nps[0].wait()"
+    assert not run_code(several, limits=CodeLimits(seconds=30, processes=20)).ok
+
+
+READ_OTHERS = """
+import glob, os
+found = b""
+for path in glob.glob("/proc/[0-9]*/environ"):
+    try:
+        found += open(path, "rb").read()
+    except OSError:
+        pass
+print(b"a-key-of-ours" in found, "a-key-of-ours" in str(os.environ))
+"""
+
+
+def test_c06_our_environment_is_not_readable(isolated, monkeypatch):
+    """Of a process that has the key in its environment from its start, as ours would have."""
+    if isolated == "none":
+        pytest.skip("nothing keeps it from them")
+    monkeypatch.setenv("SOME_KEY", "a-key-of-ours")
+    holder = subprocess.Popen(["sleep", "300"])
+    try:
+        result = run_code(READ_OTHERS, limits=AMPLE)
+    finally:
+        holder.kill()
+        holder.wait()
+    assert result.stdout.split() == ["False", "False"], result
+
+
+def test_c06_files_outside_its_folder_are_not_changed(isolated, folder):
+    if isolated == "none":
+        pytest.skip("nothing keeps it from them")
+    outside = folder.parent / "outside.txt"
+    outside.write_text("ours")
+    source = f"open('own.txt', 'w').write('x')\nopen({str(outside)!r}, 'w').write('theirs')"
+    assert "PermissionError" in run_code(source, limits=AMPLE).stderr
+    assert outside.read_text() == "ours"
+
+
+def test_many_files_and_large_ones_end_the_run(folder):
+    many = "import itertools\nfor i in itertools.count():\n    open(f'{i}', 'w').close()"
+    assert "files written" in run_code(many, limits=AMPLE).stderr
+    large = "for i in range(100):\n    open(f'{i}', 'wb').write(b'x' * 900_000)\nimport time; time.sleep(30)"
+    assert "files written" in run_code(large, limits=CodeLimits(seconds=60, file_mb=1)).stderr
+
+
+KILLER = """
+import contextlib, os, signal
+def add(a, b):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if b"graders.program.judge" in open(f"/proc/{pid}/cmdline", "rb").read():
+                os.kill(int(pid), signal.SIGKILL)
+    return 0
+"""
+
+
+def test_a_program_cannot_end_its_judges(isolated):
+    assert grade_code(KILLER, "assert add(1, 2) == 3", AMPLE)[0] == 0.0
