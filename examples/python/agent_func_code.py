@@ -1,8 +1,9 @@
 """A code agent: the model writes a program, the unit tests answer, and it may repair it.
 
-The label is Python source with asserts (or a list of {"input": ..., "output": ...}). The reward is the share of tests
-passed in the last attempt. Programs run in a process of their own with limits on time, memory and files; run untrusted
-code in a container besides. The feedback uses ChatML turn markers: write those of your model.
+The label is Python source with asserts, unittest cases or doctests, or a list of {"input": ..., "output": ...}. The
+reward is the share of tests passed in the last attempt. Programs run apart from their tests, with limits on time,
+memory, processes and files (docs/graders.md); run untrusted code in a container besides. The
+feedback uses ChatML turn markers: write those of your model.
 """
 
 from openrlhf.agents.graders.code import CodeLimits, IOTest, grade_code_async

@@ -50,7 +50,7 @@ def test_honest_programs(case):
 
 @pytest.mark.parametrize("case", DISHONEST, ids=lambda case: case.name)
 def test_dishonest_programs(case):
-    assert grade_code(case.response, case.tests, CodeLimits(seconds=20))[0] == case.reward
+    assert grade_code(case.response, case.tests, CodeLimits(seconds=case.seconds))[0] == case.reward
 
 
 PROOF = pytest.mark.proof

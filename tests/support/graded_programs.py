@@ -15,6 +15,7 @@ class Case:
     response: str
     tests: str | list[IOTest]
     reward: float
+    seconds: float = 20.0
 
 
 def block(source: str, opening: str = "```python", closing: str = "```") -> str:
@@ -187,7 +188,8 @@ HONEST = [
         block(
             "from collections import *\nfrom fractions import Fraction\nimport datetime\n"
             "Pt = namedtuple('Pt', 'x y')\ndef f():\n    return {1: (2.5, None, 'é'), 'b': {3}, 'q': deque([1]), "
-            "'c': Counter('aa'),\n        'f': Fraction(1, 3), 'd': datetime.date(2020, 1, 2), 'z': 1+2j, 'y': b'x', 'n': 10**5000}\n"
+            "'c': Counter('aa'),\n        'f': Fraction(1, 3), "
+            "'d': datetime.date(2020, 1, 2), 'z': 1+2j, 'y': b'x', 'n': 10**5000}\n"
             "def p(): return Pt(1, 2)"
         ),
         "import datetime\nfrom fractions import Fraction\nv = f()\nassert v[1] == (2.5, None, 'é') and v['b'] == {3}\n"
@@ -284,8 +286,14 @@ DISHONEST = [
     Case("syntax error", block("def add(a, b) return"), ASSERTS, 0.0),
     Case("no program", "I do not know.", ASSERTS, 0.0),
     Case("recursion without end", block("def add(a, b):\n    return add(b, a)"), ASSERTS, 0.0),
+    Case("value without end", block("def add(a, b):\n    while True: yield 3"), "list(add(1, 2))", 0.0, 1.5),
+    Case("never imported", block("while True: pass"), ASSERTS, 0.0, 1.5),
+    Case("sleeps", block("import time\ndef add(a, b):\n    time.sleep(300)"), ASSERTS, 0.0, 1.5),
     Case(
-        "value without end", block("def add(a, b):\n    while True: yield 3"), "assert list(add(1, 2))[:1] == [4]", 0.0
+        "leaves children",
+        block(f"import os, time\n{WRONG}\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(300)"),
+        ASSERTS,
+        0.0,
     ),
     Case("too much memory", block("def add(a, b):\n    x = bytearray(10**10)\n    return a + b"), ASSERTS, 0.0),
 ]

@@ -11,6 +11,7 @@ import collections
 import datetime
 import decimal
 import fractions
+import importlib
 import json
 import socket
 import sys
@@ -148,8 +149,7 @@ class Codec:
         if kind in BUILT:
             return BUILT[kind][2](*data["v"])
         if kind == "numpy":
-            import numpy
-
+            numpy = importlib.import_module("numpy")  # where the program has it, so have its tests
             return numpy.array(self.decode(data["v"]), dtype=data["dtype"]).reshape(data["shape"])[()]
         if kind == "plain":
             return data["v"]
