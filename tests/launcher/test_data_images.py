@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from openrlhf.launcher.config import DataConfig
-from openrlhf.launcher.data import images as module
 from openrlhf.launcher.data.images import inline_images, read_image
 from openrlhf.launcher.data.prompts import PromptDataset, load_prompts
+from openrlhf.launcher.proxies import ProxiedTransport
 from openrlhf.rollout.images import decode_image
 from support.launcher_tokenizer import byte_tokenizer
 from support.vision_qwen import QWEN_TEMPLATE
@@ -73,14 +73,12 @@ def test_every_form_gives_the_same_picture(folder: Path, form: str) -> None:
 
 
 def test_a_url_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    def get(url: str, **options: Any) -> httpx.Response:
-        assert options["timeout"] == module.URL_TIMEOUT
-        code = 200 if url.endswith("red.png") else 404
-        return httpx.Response(code, content=png(), request=httpx.Request("GET", url))
+    def answer(self: ProxiedTransport, request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200 if request.url.path == "/red.png" else 404, content=png())
 
-    monkeypatch.setattr(httpx, "get", get)
+    monkeypatch.setattr(ProxiedTransport, "handle_request", answer)
     assert read_image("https://host/red.png") == png()
-    with pytest.raises(ValueError, match=r"image 'https://host/gone\.png' could not be fetched: .*404"):
+    with pytest.raises(ValueError, match=r"image 'https://host/gone\.png' could not be fetched: HTTP 404 Not Found"):
         read_image("https://host/gone.png")
 
 

@@ -20,6 +20,7 @@ import traceback
 from typing import Any, BinaryIO
 
 from openrlhf.agents.checking import leave
+from openrlhf.agents.proxies import keep_loopback_direct
 from openrlhf.agents.reward_file import RewardFunction, read_code_frame
 
 LENGTH_BYTES = 8
@@ -34,6 +35,7 @@ def main() -> None:
         return
     parent = os.getppid()
     die_with_parent(parent)
+    keep_loopback_direct()
     requests, answers = _take_pipes()
     with asyncio.Runner() as runner:
         stream = runner.run(_open(requests))

@@ -11,6 +11,7 @@ from openrlhf.agents.cli.init import add_init, run_init
 from openrlhf.agents.cli.run import add_run, run_run
 from openrlhf.agents.cli.template import add_template, run_template
 from openrlhf.agents.files import CodeFileError
+from openrlhf.agents.proxies import keep_loopback_direct
 
 COMMANDS = {"init": run_init, "check": run_check, "run": run_run, "template": run_template}
 
@@ -22,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for add in (add_init, add_check, add_run, add_template):
         add(commands)
     arguments = parser.parse_args(argv)
+    keep_loopback_direct()
     try:
         sys.exit(COMMANDS[arguments.command](arguments))
     except (CodeFileError, FileExistsError, FileNotFoundError, ValueError, ImportError) as error:

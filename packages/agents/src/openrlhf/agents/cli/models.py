@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from openrlhf.agents.engine import EngineError, Generation, SamplingParams, Tokenizer
+from openrlhf.agents.proxies import proxy_of
 from openrlhf.agents.testing.engine import ScriptedEngine
 from openrlhf.agents.testing.tokenizer import ByteTokenizer
 
@@ -103,15 +104,19 @@ class CompletionsEngine:
         if os.environ.get("OPENAI_API_KEY"):
             headers["authorization"] = f"Bearer {os.environ['OPENAI_API_KEY']}"
         request = urllib.request.Request(self.base_url + path, json.dumps(body).encode(), headers)
+        proxy = proxy_of(self.base_url)
+        proxies: dict[str, str] = {} if proxy is None else {"http": proxy.url, "https": proxy.url}
+        way = "" if proxy is None else f" (through {proxy})"
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
         try:
-            with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as reply:
+            with opener.open(request, timeout=REQUEST_SECONDS) as reply:
                 return json.load(reply)
         except urllib.error.HTTPError as error:
             if error.code in (404, 405):
                 return None
-            raise EngineError(f"{self.base_url}{path}: {error.code} {error.read()[:500]!r}") from error
+            raise EngineError(f"{self.base_url}{path}: {error.code} {error.read()[:500]!r}{way}") from error
         except (urllib.error.URLError, TimeoutError, ValueError) as error:
-            raise EngineError(f"{self.base_url}{path}: {error}") from error
+            raise EngineError(f"{self.base_url}{path}: {error}{way}") from error
 
 
 def _ended(choice: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from openrlhf.agents.context import GroupContext
 from openrlhf.agents.engine import Engine, SamplingParams
 from openrlhf.agents.executor import AgentExecutorBase, MultiTurnAgentExecutor
+from openrlhf.agents.proxies import keep_loopback_direct
 from openrlhf.agents.seeds import sample_seed
 from openrlhf.agents.testing.engine import Script, ScriptedEngine
 from openrlhf.agents.testing.tokenizer import ByteTokenizer
@@ -34,9 +35,12 @@ def make_context(engine: Engine | Script, **changes: Any) -> GroupContext:
 def run_group(
     agent: Any, script: Engine | Script, prompt: str = "hello", *, label: Any = "", images: Any = (), **changes: Any
 ) -> list[Trajectory]:
-    """All samples of one prompt. agent: an executor, an executor class, or an agent class with reset and step."""
+    """All samples of one prompt. agent: an executor, an executor class, or an agent class with reset and step.
+
+    Afterwards the executor is closed, as at the end of a run.
+    """
     item = PromptItem(group_id="test", prompt=prompt, label=label, images=images)
-    return _run(as_executor(agent).run_group(item, make_context(script, **changes)))
+    return _run(_run_and_close(as_executor(agent), item, make_context(script, **changes)))
 
 
 def run_episode(
@@ -44,6 +48,14 @@ def run_episode(
 ) -> Trajectory:
     """One episode: `run_episode(MyAgent, ["first answer", "second answer"], prompt="2+2?", label="4").reward`."""
     return run_group(agent, script, prompt, label=label, **{**changes, "n_samples": 1})[0]
+
+
+async def _run_and_close(executor: Any, item: PromptItem, context: GroupContext) -> list[Trajectory]:
+    try:
+        return await executor.run_group(item, context)
+    finally:
+        if hasattr(executor, "close"):
+            await executor.close()
 
 
 def as_executor(agent: Any) -> Any:
@@ -54,4 +66,5 @@ def as_executor(agent: Any) -> Any:
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    keep_loopback_direct()
     return asyncio.run(coroutine)

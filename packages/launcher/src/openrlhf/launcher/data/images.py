@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 from PIL import Image, UnidentifiedImageError
 
+from openrlhf.launcher.proxies import ProxiedTransport, through
 from openrlhf.rollout.images import decode_image
 
 URL_TIMEOUT = 30.0
@@ -152,8 +153,11 @@ def _base64(text: str, value: str) -> bytes:
 
 def _download(url: str) -> bytes:
     try:
-        response = httpx.get(url, timeout=URL_TIMEOUT, follow_redirects=True)
-        response.raise_for_status()
+        with httpx.Client(transport=ProxiedTransport(), timeout=URL_TIMEOUT, follow_redirects=True) as client:
+            response = client.get(url)
+        if not response.is_success:
+            reason = f"HTTP {response.status_code} {response.reason_phrase}{through(response)}"
+            raise ValueError(f"image {short(url)} could not be fetched: {reason}")
     except httpx.HTTPError as error:
         raise ValueError(f"image {short(url)} could not be fetched: {error}") from error
     if len(response.content) > MAX_BYTES:

@@ -10,6 +10,7 @@ from openrlhf.agents.agent_file import load_executor
 from openrlhf.agents.context import GroupExecutor
 from openrlhf.agents.executor import SingleTurnExecutor
 from openrlhf.agents.images import TextOnly
+from openrlhf.agents.proxies import keep_loopback_direct
 from openrlhf.agents.reward_process import RewardPool
 from openrlhf.agents.watchdog import Blocked
 from openrlhf.agents.worker import AgentWorker, WorkerSettings
@@ -27,6 +28,7 @@ BLOCKED_EXIT = 86
 
 async def build_worker(spec: AgentSpec, clients: Sequence[EngineClient], number: int) -> tuple[AgentWorker, Router]:
     """Load everything an agent worker needs; an author's broken file raises here."""
+    keep_loopback_direct()
     router = Router(clients, first=number)
     source = await reward_source(spec)
     executor: GroupExecutor = load_executor(spec.agent_file) if spec.agent_file else SingleTurnExecutor(source)

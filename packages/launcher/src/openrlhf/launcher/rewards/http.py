@@ -16,7 +16,9 @@ from typing import Any
 
 import httpx
 
+from openrlhf.agents.proxies import proxy_of
 from openrlhf.agents.rewards import RewardError, RewardResult, RewardTimeoutError, normalize_rewards
+from openrlhf.launcher.proxies import AsyncProxiedTransport, through
 from openrlhf.launcher.redaction import redact
 
 log = logging.getLogger(__name__)
@@ -93,7 +95,8 @@ class HttpRewardSource:
         self._retry = retry or RetryPolicy()
         self._slots = asyncio.Semaphore(max_concurrency)
         limits = httpx.Limits(max_connections=max_concurrency, max_keepalive_connections=max_concurrency)
-        self._client = httpx.AsyncClient(limits=limits, timeout=None)  # every attempt has one deadline of its own
+        transport = AsyncProxiedTransport(limits=limits)
+        self._client = httpx.AsyncClient(transport=transport, timeout=None)  # every attempt has a deadline of its own
 
     async def score(
         self,
@@ -154,7 +157,9 @@ class HttpRewardSource:
             async with asyncio.timeout(self._retry.timeout):
                 response = await self._client.post(url, content=body, headers=self._headers)
         except TimeoutError:
-            reason = f"no answer within {self._retry.timeout:g} s (--reward.timeout)"
+            proxy = proxy_of(url)
+            way = "" if proxy is None else f" through {proxy}"
+            reason = f"no answer within {self._retry.timeout:g} s (--reward.timeout){way}"
             raise _TemporaryError(reason, timed_out=True) from None
         except httpx.TransportError as error:
             raise _TemporaryError(redact(f"{type(error).__name__}: {error}")) from error
@@ -171,7 +176,7 @@ class HttpRewardSource:
 def _describe(response: httpx.Response) -> str:
     body = response.text.strip()
     shown = body if len(body) <= _SHOWN_BODY else body[:_SHOWN_BODY] + "..."
-    return f"HTTP {response.status_code} {response.reason_phrase}: {shown!r}"
+    return f"HTTP {response.status_code} {response.reason_phrase}: {shown!r}{through(response)}"
 
 
 def _retry_after(response: httpx.Response) -> float | None:
