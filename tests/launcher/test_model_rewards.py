@@ -79,6 +79,13 @@ def test_n03_rewards_that_are_not_finite_count_as_failures(placement: dict[str, 
         assert run.sink.steps[0]["rollout/failed_samples_reward"] == 1.0
 
 
+@pytest.mark.parametrize("pipeline", [{}, ASYNC])
+def test_b148_a_sample_that_nothing_rewards_fails_and_says_what_to_do(pipeline: dict[str, Any]) -> None:
+    agent = {"reward.remote_url": None, "train.agent_func_path": "agent.py", **pipeline}
+    with pytest.raises(RolloutFailedError, match=r"samples failed(?s:.*)agent: the sample came back without a reward"):
+        fake_run(4, score=unscored, **agent).run()
+
+
 def test_every_group_is_a_call_of_its_own_in_the_synchronous_pipeline() -> None:
     model = Model()
 

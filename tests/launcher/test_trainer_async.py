@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 from typing import Any
@@ -226,3 +227,14 @@ def test_a_synchronous_run_can_go_on_from_an_asynchronous_checkpoint(tmp_path: P
     second.sink.first = 2
     second.run()
     assert sorted(first.trained() + second.trained()) == handles(12)
+
+
+def test_n11_a_run_ends_whatever_ends_its_sampling() -> None:
+    run = async_run(4)
+
+    async def cancelled(*_: Any, **__: Any) -> None:
+        raise asyncio.CancelledError
+
+    run.trainer.pipeline._collector.next_batch = cancelled  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="sampling was cancelled"):
+        run.run(10)

@@ -106,7 +106,7 @@ def test_n12_requests_left_over_at_a_push_are_aborted(caplog: pytest.LogCaptureF
         await own._ready_for("r2")
 
     asyncio.run(asyncio.wait_for(main(), 10))
-    assert "engine 0 aborts 2 requests left over at a weight push: r0#1, r1#2" in caplog.text
+    assert "engine 0 aborts 2 requests left over: r0#1, r1#2" in caplog.text
 
 
 def test_n12_a_paused_engine_keeps_its_requests_during_a_push() -> None:

@@ -228,6 +228,14 @@ def test_n01_a_short_last_batch_is_judged_as_a_part_of_a_whole_one() -> None:
     assert [len(b.groups) for b in batches] == [8, 1]
 
 
+def test_n11_a_group_that_is_cancelled_from_inside_is_an_error() -> None:
+    async def cancelled(prompt: int) -> FakeGroup:
+        raise asyncio.CancelledError
+
+    with pytest.raises(RuntimeError, match="the group of prompt 0 was cancelled from inside: 7"):
+        asyncio.run(asyncio.wait_for(GroupRunner([7], cancelled, GroupRules(batch_size=1)).next_batch(), 10))
+
+
 def test_an_error_of_run_group_cancels_the_others(caplog: pytest.LogCaptureFixture) -> None:
     cancelled = []
 

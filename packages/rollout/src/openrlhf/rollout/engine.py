@@ -278,7 +278,7 @@ class VllmEngine:
 
     async def _end_left_over(self) -> None:
         shown = ", ".join(sorted(self._live)[:SHOWN_REQUESTS])
-        logger.warning("%s aborts %d requests left over at a weight push: %s", self.name, len(self._live), shown)
+        logger.warning("%s aborts %d requests left over: %s", self.name, len(self._live), shown)
         await self.abort()
         while self._live:  # noqa: ASYNC110 - they end one by one, each in its caller's task
             await asyncio.sleep(LEFT_OVER_POLL_S)
@@ -329,7 +329,12 @@ class VllmEngine:
         await self._control("resume", self._running().resume_generation())
 
     async def sleep(self, level: int = 1) -> None:
-        """Free the device memory (level 1: weights to host memory; 2: weights dropped). A no-op on CPU."""
+        """Free the device memory (level 1: weights to host memory; 2: weights dropped). A no-op on CPU.
+
+        Requests that still run are aborted, as at a push.
+        """
+        if self._live and not self._paused:
+            await self._control("end left-over requests", self._end_left_over())
         await self._control("sleep", self._running().sleep(level))
 
     async def wake(self, tags: Sequence[str] | None = None) -> None:

@@ -264,7 +264,9 @@ class GroupRunner(Generic[P, G]):
 
     def _settle(self, task: asyncio.Task[G], stats: GroupStats) -> None:
         number = self._running.pop(task)
-        self._started.pop(number)
+        prompt = self._started.pop(number)
+        if task.cancelled():  # its error would look like the end of the run
+            raise RuntimeError(f"the group of prompt {number} was cancelled from inside: {prompt!r:.200}")
         group = task.result()
         stats.samples += len(group.samples)
         for sample in group.samples:

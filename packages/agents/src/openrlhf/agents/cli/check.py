@@ -107,7 +107,8 @@ def inspect_trajectory(trajectory: Trajectory, tokenizer: Any, prompt: str, temp
         text = f"never done: step() had not returned done=True after {len(trajectory.turns)} turns"
         findings.append(Finding(error=True, text=text))
     if trajectory.stop_reason is StopReason.LENGTH:
-        findings.append(Finding(error=False, text="the context was full before the agent was done (--max-len)"))
+        text = "an answer was cut by its length (--max-new-tokens), or the context was full (--max-len)"
+        findings.append(Finding(error=False, text=text))
     if trajectory.reward is None:
         findings.append(Finding(error=True, text="no reward came back"))
     if not trajectory.num_trainable:

@@ -14,7 +14,7 @@ from typing import Protocol
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.trainer.collect import Collected, Collector, PromptSource, Untrained
-from openrlhf.launcher.trainer.model_rewards import RewardStream
+from openrlhf.launcher.trainer.model_rewards import RewardStream, scored
 from openrlhf.launcher.trainer.protocols import EvalRequest, Group, Rollout, SampleInfo
 from openrlhf.rollout.pacing import Pacing
 
@@ -91,6 +91,7 @@ class SyncPipeline:
     ) -> None:
         self._rollout = rollout
         self._rewards = rewards
+        self._by_model = config.has_reward_model
         self._sleeps = config.vllm.enable_sleep
         self._ready: deque[Collected] = deque()
         self._collector = Collector(config, self._run_group, prompts)
@@ -134,7 +135,7 @@ class SyncPipeline:
 
     async def _run_group(self, item: PromptItem, evaluation: EvalRequest | None = None) -> Group:
         group = await self._rollout.run_group(item, evaluation=evaluation)
-        return group if self._rewards is None else await self._rewards.score(group)
+        return await scored(group, self._rewards, by_model=self._by_model)
 
     def fail(self, samples: Sequence[SampleInfo]) -> dict[str, float]:
         return self._collector.fail(samples)
@@ -197,6 +198,7 @@ class AsyncPipeline:
         train = config.train
         self._rollout = rollout
         self._rewards = rewards
+        self._by_model = config.has_reward_model
         self._gate = None if train.partial_rollout_enable else Gate()
         bound = train.async_queue_size if train.max_staleness is None else train.max_staleness
         self._pacing = Pacing(config.rollout.batch_size, bound)
@@ -275,10 +277,10 @@ class AsyncPipeline:
     async def _run_group(self, item: PromptItem, evaluation: EvalRequest | None = None) -> Group:
         async with nullcontext() if self._gate is None else self._gate.sampling():
             group = await self._rollout.run_group(item, evaluation=evaluation)
-        return group if self._rewards is None else await self._rewards.score(group)
+        return await scored(group, self._rewards, by_model=self._by_model)
 
     async def _generate(self) -> None:
-        """Fill the queue until the prompts are used up; an error is handed on in its place."""
+        """Fill the queue until the prompts are used up; an error is handed on in its place, whatever it is."""
         batch: Collected | None
         try:
             while True:
@@ -287,6 +289,9 @@ class AsyncPipeline:
                 self._put(batch)
                 if batch is None:
                     return
+        except asyncio.CancelledError:
+            self._put(RuntimeError("sampling was cancelled"))  # nobody waits for it where the run is over
+            raise
         except Exception as error:
             self._put(error)
 
