@@ -238,3 +238,29 @@ def test_n11_a_run_ends_whatever_ends_its_sampling() -> None:
     run.trainer.pipeline._collector.next_batch = cancelled  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="sampling was cancelled"):
         run.run(10)
+
+
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_n01_a_small_share_of_failures_never_ends_a_run(partial: bool, seed: int) -> None:
+    """One sample of every batch of 32 fails, in whatever order groups finish; five of 32 are too many."""
+
+    def failing(every: int) -> FakeRun:
+        return async_run(
+            50,
+            seed=seed,
+            score=lambda item, i: FAILED if item.position % every == 0 and i == 0 else half_right(item, i),
+            rollout__batch_size=8,
+            rollout__n_samples_per_prompt=4,
+            rollout__vllm_generate_batch_size=16,
+            train__batch_size=32,
+            train__max_staleness=2,
+            train__async_queue_size=2,
+            train__partial_rollout_enable=partial,
+        )
+
+    run = failing(every=8)
+    run.run()
+    assert len(run.trained()) == 50 * 4 - 7
+    with pytest.raises(RolloutFailedError, match="boom-3"):
+        failing(every=1).run()

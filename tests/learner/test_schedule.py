@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 
@@ -75,8 +76,13 @@ def test_n16_every_short_run_has_rates_and_trains(name: str, warmup: float, step
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("config", [OptimConfig(optim="muon"), OptimConfig(adam=AdamConfig(lr=1e-7))])
-def test_n16_every_name_works_with_every_optimiser_and_low_rates(name: str, config: OptimConfig) -> None:
+def test_n16_every_name_works_with_every_optimiser_and_low_rates(
+    name: str, config: OptimConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "openrlhf.learner.optim")
     optimizer = build_optimizer(TinyModule(), config)  # type: ignore[arg-type]
+    said = "muon updates 1 matrices, AdamW the other 2 parameters"  # B122
+    assert (said in caplog.text) is (config.optim == "muon")
     base = [float(group["lr"]) for group in optimizer.param_groups]
     schedule = build_schedule(optimizer, replace(config, lr_scheduler=name, lr_warmup_ratio=0.0), 3)
     assert all(0 < rate <= most for rate, most in zip(schedule.get_last_lr(), base, strict=True))

@@ -52,8 +52,8 @@ def prepare(config: TrainPPOConfig) -> Prepared:
     others = {
         flag: check_model(path, flag)
         for flag, path in (
-            ("--critic.model_name_or_path", config.critic.model_name_or_path if config.has_critic else None),
             ("--reward.model_name_or_path", config.reward.model_name_or_path if config.has_reward_model else None),
+            ("--critic.model_name_or_path", config.critic.model_name_or_path if config.has_critic else None),
         )
         if path is not None
     }

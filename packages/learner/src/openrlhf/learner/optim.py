@@ -6,6 +6,7 @@ Muon takes every matrix whose name lacks "embed" and "lm_head" (so also the embe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch.optim import Optimizer
 
 from openrlhf.learner.config import OptimConfig
 from openrlhf.learner.modules import LearnerModule
+
+logger = logging.getLogger(__name__)
 
 MUON_BACKEND_NS_STEPS = 5
 MUON_METHOD = "gram"
@@ -86,6 +89,7 @@ def _muon(parameters: list[tuple[str, nn.Parameter]], matrices: set[int], config
     rest = [p for _, p in parameters if id(p) not in matrices]
     if not muon:
         raise ValueError("--*.optim muon: the model has no trainable hidden matrix, use adam")
+    logger.info("muon updates %d matrices, AdamW the other %d parameters", len(muon), len(rest))
     weight_decay = config.adam.weight_decay
     groups: list[dict[str, Any]] = [
         {"params": muon, "use_muon": True, "name": "muon-params", "lr": config.muon.lr, "ns_method": MUON_METHOD}
