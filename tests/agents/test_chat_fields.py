@@ -11,6 +11,7 @@ from openai.types.chat import completion_create_params
 from openrlhf.agents.chat.fields import DECIDED, HONOURED, LABELS, REFUSED
 from support.agents_chat import Direct, chat_body, message
 from support.agents_templates import QWEN3
+from support.launcher_tokenizer import byte_tokenizer
 
 TEMPLATE = (
     "{% if reasoning_effort %}<{{ reasoning_effort }}>{% endif %}{% if mood %}({{ mood }}){% endif %}"
@@ -109,6 +110,18 @@ def test_s01_honoured(name, direct):
     else:
         answer = reply.json()
     assert check(direct.scripted.requests[0], answer, direct.prompts[0])
+
+
+@pytest.mark.parametrize("name", [
+    "tools", "documents", "reasoning_effort", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
+])  # fmt: skip
+def test_s01_honoured_with_a_real_tokenizer(name):
+    changes, check = DONE[name]
+    with Direct(["x"], tokenizer=byte_tokenizer(chat_template=TEMPLATE)) as direct:
+        reply = direct.post(chat_body(**changes))
+        assert reply.status_code == 200, reply.text
+        assert check(direct.scripted.requests[0], reply.json(), direct.prompts[0])
+        assert direct.post(chat_body(chat_template_kwargs={"return_dict": True})).status_code == 400
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

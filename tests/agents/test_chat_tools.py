@@ -9,6 +9,7 @@ import pytest
 from openrlhf.agents.chat.reasoning import opened, split_reasoning
 from openrlhf.agents.chat.tool_formats import FORMATS, ToolCall
 from openrlhf.agents.chat.tools import parse_tool_calls, read_offered, wire_call
+from openrlhf.agents.testing import ByteTokenizer
 from openrlhf.agents.warn import forget
 from support.agents_chat import Direct, chat_body, message
 from support.agents_templates import CHATML, QWEN3
@@ -347,6 +348,17 @@ def test_s07_the_conversation_goes_on_from_the_call_as_it_was_sampled(name, temp
         assert len(direct.texts) == 1
         assert direct.texts[0].count(text) == 1
         assert direct.session.template_breaks == 0
+
+
+def test_s07_the_tokenizer_of_the_test_kit_writes_tools_and_calls():
+    tools = [function("now")]
+    with Direct([CALL, "fine"], tokenizer=ByteTokenizer()) as direct:
+        messages: list[dict[str, Any]] = [message("x")]
+        messages.append(direct.say(messages, tools=tools))
+        messages.append({"role": "tool", "tool_call_id": messages[-1]["tool_calls"][0]["id"], "content": "noon"})
+        direct.say(messages, tools=tools)
+        history = f"<|user|>x<|end|><|assistant|>{CALL}<|end|><|tool|>noon<|end|><|assistant|>fine<|end|>"
+        assert direct.texts == [f"<|tool|>{json.dumps(tools)}<|end|>{history}"]
 
 
 def test_s07_arguments_as_text_where_the_template_joins_text():

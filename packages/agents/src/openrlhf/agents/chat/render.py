@@ -104,7 +104,8 @@ class ChatRenderer:
 
     @functools.cached_property
     def writes_tools(self) -> bool:
-        tool = {"type": "function", "function": {"name": PROBE, "description": PROBE, "parameters": {}}}
+        parameters = {"type": "object", "properties": {}, "required": []}
+        tool = {"type": "function", "function": {"name": PROBE, "description": PROBE, "parameters": parameters}}
         return self._writes([_ASK], [tool], {})
 
     @functools.cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -74,8 +75,14 @@ class ByteTokenizer:
         tokenize: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """`<|role|>content<|end|>` per message. An append-only template."""
-        text = "".join(f"<|{m['role']}|>{m.get('content') or ''}<|end|>" for m in messages)
+        """`<|role|>content<|end|>` per message, tools first, calls as `<tool_call>JSON</tool_call>`. Append-only."""
+        text = f"<|tool|>{json.dumps(list(tools))}<|end|>" if tools else ""
+        text += "".join(f"<|{m['role']}|>{m.get('content') or ''}{_calls(m)}<|end|>" for m in messages)
         if add_generation_prompt:
             text += "<|assistant|>"
         return self.encode(text) if tokenize else text
+
+
+def _calls(message: Mapping[str, Any]) -> str:
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    return "".join(f"<tool_call>{json.dumps(function)}</tool_call>" for function in functions)
