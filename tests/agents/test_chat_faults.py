@@ -118,6 +118,18 @@ def test_s05_a_role_that_the_template_leaves_out(role):
     assert direct.prompts == ["a;>"]
 
 
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_s05_reasoning_that_the_template_leaves_out(name):
+    history = [message("a"), {**message("b", "assistant"), name: "hm"}, message("c")]
+    with Direct(["x"], template=CHATML) as direct:
+        reply = direct.post(chat_body(messages=history))
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "messages[1].reasoning_content")
+        direct.say([{**m, name: None} for m in history])
+    with Direct(["x"], template=CHATML.replace("m.content", "(m.reasoning_content or '') + m.content")) as direct:
+        direct.say(history)
+        assert "<|im_start|>assistant\nhmb<|im_end|>" in direct.prompts[0]
+
+
 # S06
 
 

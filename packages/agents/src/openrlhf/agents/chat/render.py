@@ -76,13 +76,16 @@ class ChatRenderer:
         return text if ending is not Ending.CONTINUED else _open_end(text)
 
     def check(self, messages: Sequence[Mapping[str, Any]], tools: Any, options: Mapping[str, Any]) -> None:
-        """Raises a 400 that names what the template would leave out: a role, the tools, documents, an option."""
+        """Raises a 400 that names what the template would leave out: a role, reasoning, tools, documents, an option."""
         for i, message in enumerate(messages):
             if not self.writes_role(message["role"]):
                 raise bad_request(
                     f"messages[{i}]: the policy's chat template does not write messages of role {message['role']!r}",
                     f"messages[{i}].role",
                 )
+            if message.get("reasoning_content") and not self._knows("reasoning_content"):
+                where = f"messages[{i}].reasoning_content"
+                raise bad_request(f"{where}: the policy's chat template does not write it; put it into content", where)
         if tools and not self.writes_tools:
             raise bad_request(
                 "the policy's chat template does not write 'tools': describe them in the messages and read the calls "
