@@ -1,13 +1,15 @@
 """Programs of all shapes get the reward that is right, and leave nothing behind."""
 
 import os
+import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from openrlhf.agents.graders.code import CodeLimits, grade_code, run_code
+from openrlhf.agents.graders.code import CodeLimits, extract_code, grade_code, run_code
 from openrlhf.agents.graders.program import sandbox
 from support.graded_programs import DISHONEST, HONEST
 
@@ -169,3 +171,35 @@ def add(a, b):
 
 def test_a_program_cannot_end_its_judges(isolated):
     assert grade_code(KILLER, "assert add(1, 2) == 3", AMPLE)[0] == 0.0
+
+
+GRADER = """
+import sys, tempfile
+from openrlhf.agents.graders.code import CodeLimits, run_code
+tempfile.tempdir = sys.argv[1]
+print("ready", flush=True)
+run_code(sys.argv[2], limits=CodeLimits(seconds=250))
+"""
+
+
+def test_c06_all_ends_when_the_grader_is_killed(folder):
+    """As a reward process is at its time limit. Only the folder stays: nobody is left to remove it."""
+    source = ESCAPES["twice forked"] + "\nopen('ready', 'w').close()\ntime.sleep(300)"
+    place = folder / "graded"
+    place.mkdir()
+    grader = subprocess.Popen([sys.executable, "-c", GRADER, str(place), source], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 100
+    while not list(place.glob("code-*/ready")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(processes_of(place)) >= 3
+    grader.kill()
+    grader.wait()
+    while processes_of(place) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not processes_of(place)
+    shutil.rmtree(place)
+
+
+def test_finding_fences_takes_linear_time():
+    line = "-  " * 3000 + "x"
+    assert extract_code(f"{line}\n```python\nprint(1)\n```\n{'> - ' * 3000}```\n{line}") == "print(1)\n"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from openrlhf.agents.graders.program.prelude import HOMES
 
-OPENING = re.compile(r"(?P<lead>(?:[ \t]|>[ \t]?|(?:[-*+]|\d{1,9}[.)])[ \t]+)*)(?P<fence>`{3,}|~{3,})(?P<info>.*)")
+OPENING = re.compile(r"(?P<lead>(?:[ \t]++|>|(?:[-*+]|\d{1,9}+[.)])[ \t]++)*+)(?P<fence>`{3,}+|~{3,}+)(?P<info>.*)")
 LANGUAGE = re.compile(r"\{?\s*\.?(?P<name>[A-Za-z0-9_+#-]*)")
 PYTHON = {"python", "py", "python3", "py3", "python2", "ipython", "pycon", "sage"}
 MAX_BLOCKS = 200

@@ -1,6 +1,7 @@
 """The process that holds the tests. Started by `supervisor`; the tests come on stdin.
 
-Asserts, unittest cases, pytest-like functions and classes, doctests. Ends with 0 where there were tests and all passed.
+Asserts, unittest cases, pytest-like functions and classes, doctests. Writes `PASSED` on its stdout where there were
+tests and all passed; how it ends says nothing, since what a test calls may end it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import importlib.util
 import inspect
 import itertools
 import linecache
+import os
 import re
 import sys
 import traceback
@@ -24,11 +26,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from openrlhf.agents.graders.program.blocks import offered_names
-from openrlhf.agents.graders.program.prelude import offer
+from openrlhf.agents.graders.program.prelude import SHARED, is_offered, offer
 from openrlhf.agents.graders.program.proxies import TESTS_MODULE, Program
 from openrlhf.agents.graders.program.wire import Line, LineClosedError
 
 LINE = 3
+PASSED = b"passed"
 PR_SET_DUMPABLE = 4
 FILE = "tests.py"
 RUNNERS = re.compile(r"^(?:unittest|doctest|pytest)\.\w+$")
@@ -38,7 +41,10 @@ def main() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no other process may read our memory
     tests = sys.stdin.read()
-    sys.exit(0 if Judge(tests).passed() else 1)
+    verdict = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if Judge(tests).passed():
+        os.write(verdict, PASSED)
 
 
 class Judge:
@@ -65,15 +71,16 @@ class Judge:
         return good and self._found > 0
 
     def _import(self, value: Any) -> Any:
-        """A name of the program: modules and the standard library are our own."""
-        if isinstance(value, dict) and value.get("t") in ("module", "global"):
-            home = value["name"] if value["t"] == "module" else value["module"]
-            with contextlib.suppress(Exception):
-                if home.partition(".")[0] in sys.stdlib_module_names or value["t"] == "module":
-                    module = importlib.import_module(home)
-                    return module if value["t"] == "module" else getattr(module, value["name"])
-            return None
-        return self._program.codec.decode(value)
+        """A name of the program: some modules, and what judges offer, are our own; no other is loaded for it."""
+        kind = value.get("t") if isinstance(value, dict) else ""
+        with contextlib.suppress(Exception):
+            if kind == "module":
+                return importlib.import_module(value["name"]) if value["name"] in SHARED else None
+            if kind == "global":
+                home, name = value["module"], value["name"]
+                return getattr(importlib.import_module(home), name) if is_offered(home, name) else None
+            return self._program.codec.decode(value)
+        return None
 
     def _run(self, names: dict[str, Any], docs: dict[str, str]) -> bool:
         module = types.ModuleType(TESTS_MODULE)

@@ -33,6 +33,8 @@ MODULES = (
     "array bisect collections copy datetime decimal fractions functools heapq itertools json math operator os random "
     "re statistics string sys time typing"
 )
+# Modules that tests get in their own process where the program imports them under some name.
+SHARED = {*MODULES.split(), "numpy", "pandas", "scipy", "sympy", "torch"}
 HOMES = {name: module for module, names in OFFERED.items() for name in names.split()}
 HOMES |= {name: "" for name in MODULES.split() if name not in HOMES} | {"ListNode": "", "TreeNode": ""}
 
@@ -52,6 +54,11 @@ class TreeNode:
         self.val = val
         self.left = left
         self.right = right
+
+
+def is_offered(module: str, name: str) -> bool:
+    """Whether a name of a module is one that judges offer."""
+    return name in OFFERED.get(module, "").split()
 
 
 def offer(names: Iterable[str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from openrlhf.agents.graders.program.prelude import offer
+from openrlhf.agents.graders.program.prelude import is_offered, offer
 from openrlhf.agents.graders.program.wire import Codec, Line, LineClosedError, Peer, describe_error
 
 LINE = 3
@@ -87,11 +87,11 @@ class Server:
         return {"names": {k: self._export(v) for k, v in public.items()}, "docs": docs, "error": error}
 
     def _export(self, value: Any) -> Any:
-        """Modules, and what comes from the standard library, the tests get from their own process."""
+        """Modules, and what judges offer, the tests get from their own process."""
         if isinstance(value, types.ModuleType):
             return {"t": "module", "name": value.__name__}
-        home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
-        if home in sys.stdlib_module_names and callable(value) and "." not in name:
+        home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+        if isinstance(home, str) and isinstance(name, str) and is_offered(home, name):
             return {"t": "global", "module": home, "name": name}
         return self._codec.encode(value)
 

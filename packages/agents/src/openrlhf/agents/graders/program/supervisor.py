@@ -23,6 +23,8 @@ COUNT_SECONDS = 0.02  # between two looks at the number of processes and the siz
 SETTLE_SECONDS = 5.0  # for processes that were killed to be gone
 LINE = 3  # the descriptor of the line between program and judge, in both
 OPEN_FILES = 256
+PASSED = b"passed"  # what the judge says, and only it
+JUDGE_BYTES = 4 * 2**30  # of address space that tests may have more than the program: they may load numpy
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 24, 36, 38
 CAPABILITIES = 64  # more than there are
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x8000000, 0x10000000, 0x20000000
@@ -50,7 +52,7 @@ def main() -> None:
     if LINUX:
         libc().prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    judge, line = _start_judge(run) if run["judge"] else (0, None)
+    judge, line, verdict = _start_judge(run) if run["judge"] else (0, None, -1)
     isolated = run["isolation"] == "namespaces" and _enter_namespaces()
     status, sender = os.pipe()
     program = os.fork()
@@ -61,6 +63,8 @@ def main() -> None:
     if line is not None:
         line.close()
     report = _watch(run, program, judge, status, isolated)
+    if judge and report["code"] is not None and not report["reason"]:
+        report["code"] = 0 if _said(verdict) == PASSED else report["code"] or 1
     _end_all(program)
     os.write(run["report"], json.dumps(report).encode())
 
@@ -71,26 +75,29 @@ def _end_early(*_: object) -> None:
     os._exit(1)
 
 
-def _start_judge(run: dict[str, Any]) -> tuple[int, socket.socket]:
-    """Starts the judge outside the namespaces of the program, and unreadable to it."""
+def _start_judge(run: dict[str, Any]) -> tuple[int, socket.socket, int]:
+    """Starts the judge outside the namespaces of the program; the program's end of the line, and where it says so."""
     ours, theirs = socket.socketpair()
+    verdict, sender = os.pipe()
     judge = os.fork()
     if judge:
         theirs.close()
-        return judge, ours
+        os.close(sender)
+        return judge, ours, verdict
     with _failing():
         os.dup2(run["tests"], 0)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(sender, 1)
         _move(theirs.fileno(), LINE)
         _limit(resource.RLIMIT_CORE, 0)
+        _limit(resource.RLIMIT_CPU, run["cpu"])
+        _limit(resource.RLIMIT_AS, run["memory"] + JUDGE_BYTES)
         _die_with_parent()
         os.execve(run["judge"][0], run["judge"], run["environment"])
-    return 0, ours
+    return 0, ours, verdict
 
 
 def _watch(run: dict[str, Any], program: int, judge: int, status: int, isolated: bool) -> dict[str, Any]:
     """Waits for the judge, or for the program where there is none, or for a limit."""
-    os.set_blocking(status, False)
     deadline = time.monotonic() + run["seconds"]
     next_count, code = 0.0, None
     awaited = judge or program
@@ -108,11 +115,17 @@ def _watch(run: dict[str, Any], program: int, judge: int, status: int, isolated:
                 return {"code": -signal.SIGKILL, "reason": reason}
             next_count = now + COUNT_SECONDS
         time.sleep(POLL_SECONDS)
-    said = b""
-    with contextlib.suppress(BlockingIOError):
-        said = os.read(status, 1000)
+    said = _said(status)
     inner = json.loads(said) if said else {}
     return {"code": inner.get("code", code) if not judge else code, "reason": inner.get("reason", "")}
+
+
+def _said(pipe: int) -> bytes:
+    """What a pipe holds by now."""
+    os.set_blocking(pipe, False)
+    with contextlib.suppress(BlockingIOError):
+        return os.read(pipe, 1000)
+    return b""
 
 
 def _reap(awaited: int) -> tuple[bool, int]:
