@@ -29,8 +29,11 @@ WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+(?:\s++[A-Za-z]{2,}|(?<=[A-Za-z
 ANY_NUMBER = re.compile(
     r"(?<![\d.])(?:[-+]?(?:\d++\s++)?\d++\s*+/\s*+\d++|[-+]?(?:\d{1,3}(?:,\d{3})+|\d++)(?:\.\d++)?%?|[-+]?\.\d++%?)"
 )
-CHOICE = re.compile(r"(?:\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{\s*)?\(?\s*(?:\\(?:text|textbf|mathrm)\s*\{\s*)?"
-                    r"(?P<letter>[A-Z])\s*\}?\s*\)?\s*\}?\s*[.:]?")  # fmt: skip
+WRAPPED = r"(?:\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{\s*)?"
+CHOICE = re.compile(
+    rf"{WRAPPED}\(?\s*{WRAPPED}(?P<letter>[A-Z])\s*\}}?\s*\)?\s*\}}?\s*[.:]?"
+    r"|\\text(?:bf)?\s*\{\s*\((?P<named>[A-J])\)\s*\}(?:\\ |[\s~:.])*(?P<content>\S.*)"
+)
 MAX_EXPRESSION = 2000  # characters; longer answers are right only if they are the label letter by letter
 LAST_PART = 20_000  # characters of a response in which an answer without a box is looked for
 CONTROL = {"\x0c": "\\f", "\x08": "\\b", "\x07": "\\a", "\x0b": "\\v"}
@@ -112,7 +115,12 @@ def math_equal(answer: str, label: str) -> bool:
         return False
     choices = [CHOICE.fullmatch(text) for text in (answer, label)]
     if choices[0] is not None and choices[1] is not None:
-        return choices[0]["letter"] == choices[1]["letter"]
+        letters = [choice["letter"] or choice["named"] for choice in choices if choice is not None]
+        return letters[0] == letters[1]
+    answer, label = (
+        text if choice is None else choice["content"] or text
+        for text, choice in zip((answer, label), choices, strict=True)
+    )
     a, b = tidy(answer), tidy(label)
     if not a.text or not b.text or (a.units and b.units and sorted(a.units) != sorted(b.units)):
         return False

@@ -35,7 +35,7 @@ def same(a: Shape, b: Shape) -> bool:
     if isinstance(a, Matrix) and isinstance(b, Matrix):
         return _matrices(a, b)
     if isinstance(a, Ratio) and isinstance(b, Ratio):
-        return _in_order(a.parts, b.parts)
+        return a.words == b.words and _in_order(a.parts, b.parts)
     if isinstance(a, Group) and isinstance(b, Group) and _groups(a, b):
         return True
     if isinstance(a, Matrix) or isinstance(b, Matrix):

@@ -84,9 +84,10 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Parts between colons: a ratio or a time of day."""
+    """Parts between colons: a ratio or a time of day, with the words behind it (am, pm)."""
 
     parts: tuple[Shape, ...]
+    words: tuple[str, ...]
 
 
 Shape: TypeAlias = Leaf | Words | Group | Range | Combination | Matrix | Relation | Ratio
@@ -174,7 +175,9 @@ class _Shaper:
                 return Combination(kind, tuple(self.member(item) for item in items))
         parts, found = split(tokens, {":"})
         if found:
-            return Ratio(tuple(self.leaf(part) for part in parts))
+            words = tuple(t.text for t in parts[-1] if t.kind == "word")
+            parts[-1] = [t for t in parts[-1] if t.kind != "word"]
+            return Ratio(tuple(self.leaf(part) for part in parts), words)
         return self.bracket(tokens)
 
     def relation(self, sides: list[list[Token]], signs: list[str]) -> Shape:

@@ -36,7 +36,7 @@ FUNCTIONS = {
 }  # fmt: skip
 WRAPPER = r"text|textbf|textrm|textit|textsf|texttt|textnormal|mbox|hbox|mathrm|mathsf|mathit|mathbf|mathtt"
 TEXT = re.compile(rf"\\(?:{WRAPPER}|operatorname\*?|boldsymbol|bm)\s*\{{([^{{}}]*)\}}")
-ATOM = r"\\text\{[^{}]*\}\s*(?:\^\s*(?:\{\s*-?\d+\s*\}|-?\d))?"
+ATOM = r"\\text\{(?:[^{}]|\{[^{}]*\})*\}\s*(?:\^\s*(?:\{\s*-?\d+\s*\}|-?\d))?"
 PHRASE = rf"{ATOM}(?:\s*(?:\\cdot|\\times|/|\*)?\s*{ATOM})*"
 UNIT = re.compile(rf"(?:/\s*)?(?:{PHRASE}|\\frac\s*\{{\s*{PHRASE}\s*\}}\s*\{{\s*{PHRASE}\s*\}})")
 EXPONENT = re.compile(r"\}\s*\^\s*\{?\s*(-?\d+)")
@@ -50,7 +50,20 @@ TRIGONOMETRY = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 ORDINAL = re.compile(
     r"(\d)\s*(?:\^\s*)?(?:\{\s*)?(?:\\text\{\s*(?:st|nd|rd|th)\s*\}|(?:st|nd|rd|th)(?![A-Za-z]))\s*\}?"
 )
-NOON = re.compile(r"(?<=\d)\s*(?:\\text\{\s*)?(?<![A-Za-z])([AaPp])(?:\.\s?[Mm]\.?|[Mm](?![A-Za-z]))\s*\}?")
+NOON = re.compile(
+    r"(?<=\d)\s*(?:\\text\{\s*([AaPp])\.?\s?[Mm]\.?\s*\}|(?<![A-Za-z])([AaPp])(?:\.\s?[Mm]\.?|[Mm](?![A-Za-z])))"
+)
+COUNTS = {
+    "hundred": "100",
+    "thousand": "10^3",
+    "million": "10^6",
+    "billion": "10^9",
+    "trillion": "10^{12}",
+    "dozen": "12",
+}
+COUNT = re.compile(rf"(?<=[\d}})])\s*(\\text\{{\s*)?(?<![A-Za-z])({'|'.join(COUNTS)})(?![A-Za-z])")
+MODULO = re.compile(r"\(?\s*\\(?:pmod|bmod|mod|text\{\s*mod\s*\})\s*(?:\{\s*(\w+)\s*\}|(\w+))\s*\)?\s*$")
+CHOOSE = re.compile(r"\{([^{}]*)\\choose([^{}]*)\}")
 PERCENT = re.compile(r"(?:\\text\{\s*per ?cent\s*\}|(?<![A-Za-z])per ?cent(?![A-Za-z])|\\%)", re.IGNORECASE)
 
 
@@ -67,8 +80,13 @@ def tidy(text: str) -> Tidy:
     units: list[tuple[tuple[str, int], ...]] = []
     text = _commands(_characters(text))
     text = PERCENT.sub("%", text)
+    text = re.sub(r"^\\text\{\s*(\d[^{}]*)\}$", r"\1", text.strip())  # \text{9:00 AM}
     text = ORDINAL.sub(r"\1", text)
-    text = NOON.sub(lambda match: rf" \word{{{match[1].lower()}m}} ", text)
+    text = NOON.sub(lambda match: rf" \word{{{(match[1] or match[2]).lower()}m}} ", text)
+    text = COUNT.sub(lambda match: rf" \times {COUNTS[match[2]]} {match[1] or ''}", text)
+    text = CHOOSE.sub(r"\\binom{\1}{\2}", text)
+    if "=" in text or r"\pmod" in text:  # a congruence; elsewhere mod is an operation
+        text = MODULO.sub(lambda match: rf" \word{{mod {match[1] or match[2]}}}", text)
     if re.search(r"\\\$|(?:^|[\s(,{])\$\s*\d", text) and text.count("$") % 2 == 1:
         units.append((("dollar", 1),))
     text = text.replace("\\$", "").replace("$", "")
@@ -117,7 +135,7 @@ def _drop_unit(match: re.Match[str], units: list[tuple[tuple[str, int], ...]]) -
     before = match.string[: match.start()].rstrip()
     phrase = match[0]
     words = re.sub(r"\\frac\s*\{(.*)\}\s*\{(.*)\}$", r"\1 / \2", phrase)
-    contents = re.findall(r"\\text\{([^{}]*)\}|(/)", words)
+    contents = re.findall(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}|(/)", words)
     spoken = " ".join(text or slash for text, slash in contents)
     if not (before[-1:].isalnum() or before[-1:] in tuple(")}]!%'")) or not is_unit(spoken):
         return phrase

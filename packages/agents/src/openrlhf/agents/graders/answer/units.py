@@ -26,11 +26,13 @@ NO_UNITS = {
     "otherwise", "else", "and", "or", "mod", "base", "ad", "bc", "bce", "ce", "is", "are", "not", "than", "more",
     "less", "greater", "none", "choose", "remainder",
 }  # fmt: skip
+POWER = re.compile(r"(?<=[A-Za-z])\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d)")  # written inside \text{}
 WORD = re.compile(r"[A-Za-zµμ]+")
 
 
 def is_unit(words: str) -> bool:
     """Whether words that stand behind a value (`cm`, `miles per hour`, `apples`) only say of what it is a number."""
+    words = POWER.sub("", words)
     found = WORD.findall(words.replace(".", ""))
     if not found or re.search(r"[\d=<>+]", words):
         return False
@@ -51,6 +53,8 @@ def canonical(words: str, exponent: int = 1) -> tuple[tuple[str, int], ...] | No
 
     words: `miles per hour`, `m/s`, `square cm`; exponent: the one written behind the last word.
     """
+    if "^" in words:
+        return None
     powers: dict[str, int] = {}
     sign, pending, last = 1, 1, ""
     for word in re.findall(r"[A-Za-z]+|/", words.replace(".", "")):
