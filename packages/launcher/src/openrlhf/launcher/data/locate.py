@@ -5,17 +5,19 @@ A local path always wins over a hub name, also one that holds a comma or an `@`.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from openrlhf.launcher.data.rows import JsonArray, JsonLines, Part, Rows, Table, chain
+from openrlhf.launcher.data.rows import JsonArray, JsonLines, Part, Rows, chain
+from openrlhf.launcher.data.tables import Table, open_csv, open_table, undecoded
+from openrlhf.launcher.data.text_files import COMPRESSED, open_utf8
 
 _SPLIT = re.compile(r"^(?P<name>[\w.-]+?)(\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?$")
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
-_BUILDERS = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json"}
+_BUILDERS = {
+    **{".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"},
+    **dict.fromkeys((".json", ".jsonl", ".ndjson"), "json"),
+}
 _SPLIT_WORDS = {
     "train": ("train", "training"),
     "test": ("test", "testing", "eval", "evaluation"),
@@ -74,34 +76,24 @@ def _open(entry: str, *, split: str, flag: str) -> Rows:
 def open_file(path: Path) -> Rows:
     """The rows of one file, by its (case-insensitive) extension."""
     suffix = _extension(path)
-    if path.suffix.lower() in (".jsonl", ".json", ".ndjson"):
-        return JsonArray(path) if _first_char(path) == b"[" else JsonLines(path)
+    if suffix in (".jsonl", ".json", ".ndjson"):
+        return _open_json(path)
     if suffix not in _BUILDERS:
         known = ", ".join(sorted(_BUILDERS))
         raise ValueError(f"{path}: unknown extension {path.suffix!r}; datasets are read from {known}")
-    if _BUILDERS[suffix] == "csv" and path.suffix.lower() not in _COMPRESSED:
-        return _open_csv(path, separator="\t" if suffix == ".tsv" else ",")
-    from datasets import load_dataset
-
-    table = load_dataset(_BUILDERS[suffix], data_files=[_glob_safe(path)], split="train")
-    return Table(_undecoded(table), str(path))
+    if suffix in (".csv", ".tsv"):
+        return open_csv(path, separator="\t" if suffix == ".tsv" else ",")
+    return open_table(path, _BUILDERS[suffix], _glob_safe(path))
 
 
-def _open_csv(path: Path, *, separator: str) -> Rows:
-    """Every cell stays text, so that a label such as 007 keeps its spelling; an empty cell is null."""
-    from datasets import Features, Value, load_dataset
-
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        header = next(csv.reader(file, delimiter=separator), [])
-    table = load_dataset(
-        "csv",
-        data_files=[_glob_safe(path)],
-        split="train",
-        sep=separator,
-        keep_default_na=False,
-        features=Features({column: Value("string") for column in header}),
-    )
-    return Table(table, str(path), empty_is_null=True)
+def _open_json(path: Path) -> Rows:
+    file = open_utf8(path)
+    first = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    file.seek(0)
+    if first != b"[":
+        return JsonLines(path, file)
+    with file:
+        return JsonArray(path, file)
 
 
 def _open_folder(folder: Path, split: str, flag: str) -> Rows:
@@ -130,7 +122,7 @@ def _open_saved(folder: Path, split: str, flag: str) -> Rows:
         if split not in loaded:
             raise ValueError(f"{flag}: {folder} has no split {split!r}; it has {', '.join(map(str, loaded))}")
         loaded = loaded[split]
-    return Table(_undecoded(loaded), str(folder))
+    return Table(undecoded(loaded), str(folder))
 
 
 def _open_hub(name: str, data_dir: str | None, split: str, flag: str) -> Rows:
@@ -142,19 +134,7 @@ def _open_hub(name: str, data_dir: str | None, split: str, flag: str) -> Rows:
         raise ValueError(
             f"{flag}: not found: {name!r} (there is no such local path; as a hub name with split {split!r}: {error})"
         ) from error
-    return Table(_undecoded(table), name)
-
-
-def _undecoded(table: Any) -> Any:
-    """The table with its image columns as {"bytes", "path"}: decoding is the image reader's business."""
-    from datasets import Image, List
-
-    for column, feature in table.features.items():
-        if isinstance(feature, Image):
-            table = table.cast_column(column, Image(decode=False))
-        elif isinstance(feature, List) and isinstance(feature.feature, Image):
-            table = table.cast_column(column, List(Image(decode=False)))
-    return table
+    return Table(undecoded(table), name)
 
 
 def _split_of(file: Path, folder: Path) -> str:
@@ -180,7 +160,7 @@ def _bound(text: str | None, size: int, default: int) -> int:
 
 def _extension(path: Path) -> str:
     suffixes = [s.lower() for s in path.suffixes]
-    if len(suffixes) > 1 and suffixes[-1] in _COMPRESSED:
+    if len(suffixes) > 1 and suffixes[-1] in COMPRESSED:
         return suffixes[-2]
     return suffixes[-1] if suffixes else ""
 
@@ -196,11 +176,6 @@ def _hidden(file: Path, folder: Path) -> bool:
 
 def _exists(text: str) -> bool:
     return bool(text) and Path(text).expanduser().exists()
-
-
-def _first_char(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
 
 
 def _glob_safe(path: Path) -> str:

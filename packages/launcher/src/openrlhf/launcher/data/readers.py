@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,7 +193,7 @@ class PairReader:
         margin = lookup(row, "margin")
         if margin is None:
             return 0.0
-        if isinstance(margin, bool) or not isinstance(margin, int | float):
+        if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
             raise PromptError(f"expected a number in field 'margin', got {margin!r:.80}")
         return float(margin)
 

@@ -1,6 +1,7 @@
-"""Rows of one data file or table, read on demand: own JSON readers, and a view of a `datasets` table.
+"""Rows of one data file, read on demand: JSON lines and JSON arrays, and rows put together.
 
-Not here: which files belong to a dataset (`locate`), mixing several (`blend`), what a row means (`prompts`).
+Not here: tables (`tables`), which files belong to a dataset (`locate`), mixing several (`blend`), what a row means
+(`prompts`).
 JSON is read without Arrow, so numbers keep their spelling and objects of different rows are never merged.
 """
 
@@ -13,11 +14,12 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
+
+from openrlhf.launcher.data.text_files import not_utf8
 
 Row = Mapping[str, Any]
 _MISSING = object()
-_SCAN_BATCH = 1000
 USUAL_NAMES = {
     "--data.input_key": ("prompt", "problem", "question", "query", "messages", "conversations", "instruction", "input"),
     "--data.label_key": ("label", "answer", "solution", "ground_truth", "target", "output"),
@@ -82,12 +84,12 @@ class JsonLines:
     """A JSON-lines file. Holds 8 bytes per row in memory and reads rows from the file when asked.
 
     Blank lines are skipped; a byte order mark is allowed. Raises ValueError with file and line for a line that is
-    not a JSON object.
+    not a JSON object. file: the opened contents, where they are not those of the path.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, file: IO[bytes] | None = None) -> None:
         self._path = path
-        self._file = path.open("rb")
+        self._file = path.open("rb") if file is None else file
         self._offsets = array("q")
         self._lines = array("q")
         self._columns: Sequence[str] | None = None
@@ -139,13 +141,13 @@ class JsonLines:
         # Positional: processes that were forked to read the data share the file's own position.
         line = os.pread(self._file.fileno(), end - self._offsets[index], self._offsets[index])
         try:
-            return line.decode("utf-8-sig" if index == 0 else "utf-8")
+            return line.decode("utf-8-sig")  # files that were put together have their marks inside
         except UnicodeDecodeError as error:
-            raise ValueError(f"{self.where(index)}: not UTF-8 text ({error})") from None
+            raise not_utf8(self.where(index), error) from None
 
     def _parse(self, index: int, line: str) -> Row:
         try:
-            row = json.loads(line)
+            row = json.loads(line, parse_constant=str)  # NaN and Infinity are text, as in every container
         except json.JSONDecodeError as error:
             raise ValueError(f"{self.where(index)}: not valid JSON ({error}); expected one object per line") from None
         if not isinstance(row, dict):
@@ -156,11 +158,14 @@ class JsonLines:
 class JsonArray:
     """A .json file that holds one array of objects; read into memory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, file: IO[bytes] | None = None) -> None:
         self._path = path
         self._columns: Sequence[str] | None = None
-        text = path.read_text("utf-8-sig")
-        self._rows = self._load(text)
+        try:
+            text = (path.read_bytes() if file is None else file.read()).decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise not_utf8(str(path), error) from None
+        self._rows = self._load(text, parse_constant=str)
         self._spelled = self._load(text, parse_float=str, parse_int=str, parse_constant=str)
 
     def _load(self, text: str, **options: Any) -> list[dict[str, Any]]:
@@ -200,44 +205,6 @@ class JsonArray:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return lookup(self._spelled[index], key)
         return spell(value)
-
-
-class Table:
-    """A view of a `datasets.Dataset`. Arrow fills the fields that a nested object lacks with null: they are dropped.
-
-    Images stay undecoded (`{"bytes", "path"}`). Numbers have no spelling in such files; they are written as JSON would.
-    """
-
-    def __init__(self, table: Any, name: str, *, empty_is_null: bool = False) -> None:
-        self._table = table
-        self._name = name
-        self._empty_is_null = empty_is_null
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def columns(self) -> Sequence[str]:
-        return self._table.column_names
-
-    def __len__(self) -> int:
-        return self._table.num_rows
-
-    def __getitem__(self, index: int) -> Row:
-        return drop_nulls(self._table[index])
-
-    def __iter__(self) -> Iterator[Row]:
-        for batch in self._table.iter(batch_size=_SCAN_BATCH):
-            for values in zip(*batch.values(), strict=True):
-                yield drop_nulls(dict(zip(batch, values, strict=True)))
-
-    def where(self, index: int) -> str:
-        return f"{self._name}, row {index}"
-
-    def spelled(self, index: int, key: str) -> Any:
-        value = spell(lookup(self[index], key))
-        return None if self._empty_is_null and value == "" else value
 
 
 class Part:
@@ -340,13 +307,6 @@ def no_field(flag: str, key: str, rows: Rows) -> str:
     """What to say when no row has the field that a flag names."""
     nested = [f"{k}.{inner}" for k, v in rows[0].items() if isinstance(v, Mapping) for inner in v]
     return f"{flag} {key!r}: {rows.name} has no such field; it has {', '.join([*rows.columns, *nested])}"
-
-
-def drop_nulls(value: Any) -> Any:
-    """Without the null fields of objects, at any depth; `content` of a message stays, null or not."""
-    if isinstance(value, dict):
-        return {k: drop_nulls(v) for k, v in value.items() if v is not None or k == "content"}
-    return [drop_nulls(v) for v in value] if isinstance(value, list) else value
 
 
 def _union(rows: Rows) -> Sequence[str]:
