@@ -89,16 +89,19 @@ class JsonLines:
 
     def __init__(self, path: Path, file: IO[bytes] | None = None) -> None:
         self._path = path
-        self._file = path.open("rb") if file is None else file
+        self._descriptor = -1
         self._offsets = array("q")
         self._lines = array("q")
         self._columns: Sequence[str] | None = None
         offset = 0
-        for number, line in enumerate(self._file, start=1):
-            if line.strip(b"\xef\xbb\xbf \t\r\n"):
-                self._offsets.append(offset)
-                self._lines.append(number)
-            offset += len(line)
+        with path.open("rb") if file is None else file as opened:
+            # A bare descriptor: a file object that the garbage collector meets in a cycle warns before `__del__` runs.
+            self._descriptor = os.dup(opened.fileno())
+            for number, line in enumerate(opened, start=1):
+                if line.strip(b"\xef\xbb\xbf \t\r\n"):
+                    self._offsets.append(offset)
+                    self._lines.append(number)
+                offset += len(line)
         self._size = offset
 
     @property
@@ -131,15 +134,17 @@ class JsonLines:
         return spell(value)
 
     def close(self) -> None:
-        self._file.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
 
     def __del__(self) -> None:
-        self._file.close()
+        self.close()
 
     def _line(self, index: int) -> str:
         end = self._offsets[index + 1] if index + 1 < len(self._offsets) else self._size
         # Positional: processes that were forked to read the data share the file's own position.
-        line = os.pread(self._file.fileno(), end - self._offsets[index], self._offsets[index])
+        line = os.pread(self._descriptor, end - self._offsets[index], self._offsets[index])
         try:
             return line.decode("utf-8-sig")  # files that were put together have their marks inside
         except UnicodeDecodeError as error:
