@@ -94,6 +94,40 @@ def test_other_paths_and_methods() -> None:
     assert serve(work) == [405, 404]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "reason"),
+    [
+        ("GET", "/get_reward", 405, "GET /get_reward is not allowed; use POST"),
+        ("PUT", "/get_reward", 405, "PUT /get_reward is not allowed; use POST"),
+        ("POST", "/health", 405, "POST /health is not allowed; use"),
+        ("DELETE", "/metrics", 405, "DELETE /metrics is not allowed; use"),
+        ("POST", "/", 404, "there is nothing at /; rewards are asked by POST /get_reward"),
+        ("GET", "/v1/rewards", 404, "there is nothing at /v1/rewards"),
+        ("POST", "/get_reward", 400, "not valid JSON"),
+    ],
+)
+def test_n17_every_refusal_is_json_with_a_reason(method: str, path: str, status: int, reason: str) -> None:
+    answer = serve(lambda client: client.request(method, path))
+    assert answer.status_code == status
+    assert reason in answer.json()["error"]
+    assert status != 405 or answer.headers["allow"]
+
+
+def test_n17_a_fault_of_the_server_is_json_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(self: RewardService, request: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(RewardService, "health", broken)
+
+    async def work() -> httpx.Response:
+        transport = httpx.ASGITransport(app=RewardService(SumScorer()).app(), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://rm") as client:
+            return await client.get("/health")
+
+    answer = asyncio.run(work())
+    assert (answer.status_code, answer.json()) == (500, {"error": "the server failed: RuntimeError: no memory"})
+
+
 def test_the_key() -> None:
     async def work(client: httpx.AsyncClient) -> list[int]:
         keys = ({}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer right"})

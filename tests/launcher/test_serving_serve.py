@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -135,7 +136,8 @@ def test_mistakes_end_the_server_before_the_model_is_loaded(capsys: pytest.Captu
     assert "--reward.model_name_or_path is missing" in capsys.readouterr().err
     missing = ServedRewardConfig(model_name_or_path="/no/model")
     assert serve_rm(ServeRMConfig(port=0, reward=missing, ds=DS)) == 1
-    assert "/no/model" in capsys.readouterr().err
+    wanted = "give a folder with a Hugging Face model or a hub name"
+    assert capsys.readouterr().err == f"error: --reward.model_name_or_path '/no/model': not found; {wanted}\n"  # L10
 
 
 @pytest.fixture
@@ -158,6 +160,14 @@ def server(model: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.stdout.close()
 
 
+def say_nonsense(url: str) -> str:
+    """What the server answers to what is no HTTP."""
+    address = httpx.URL(url)
+    with socket.create_connection((address.host, address.port or 80), timeout=30) as connection:
+        connection.sendall(b"nonsense\r\n\r\n")
+        return b"".join(iter(lambda: connection.recv(4096), b"")).decode()
+
+
 def test_the_command_serves_the_trainers_client_and_stops_gracefully(
     server: tuple[subprocess.Popen[str], str], model: str
 ) -> None:
@@ -177,5 +187,8 @@ def test_the_command_serves_the_trainers_client_and_stops_gracefully(
     assert one == pytest.approx(expected, abs=1e-4)
     assert many == pytest.approx([expected[i % 3] for i in range(200)], abs=1e-4)
     assert httpx.post(url, json={"query": ["a"]}).status_code == 401
+    refusal = say_nonsense(url)  # N17
+    assert refusal.startswith("HTTP/1.1 400 Bad Request")
+    assert json.loads(refusal.partition("\r\n\r\n")[2]) == {"error": "Invalid HTTP request received."}
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)

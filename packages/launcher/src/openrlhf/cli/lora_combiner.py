@@ -9,6 +9,7 @@ from pathlib import Path
 from openrlhf.launcher.command_line import run_command
 from openrlhf.launcher.commands import LORA_COMBINER
 from openrlhf.launcher.errors import report_error
+from openrlhf.launcher.preflight import check_model
 from openrlhf.launcher.supervised_config import LoraCombinerConfig
 
 
@@ -18,12 +19,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _merge(config: LoraCombinerConfig) -> int:
+    try:
+        base = check_model(config.model_path, "--model_path")
+        check_adapter(config.lora_path)
+    except OSError as error:
+        return report_error(error)
     from openrlhf.learner.lora import merge  # imports torch: --help must not
     from openrlhf.learner.models import DTYPES
 
     try:
         merge(
-            config.model_path,
+            base,
             config.lora_path,
             config.output_path,
             reward_model=config.is_rm,
@@ -33,6 +39,12 @@ def _merge(config: LoraCombinerConfig) -> int:
         return report_error(error)
     sys.stdout.write(f"merged model: {Path(config.output_path).resolve()}\n")
     return 0
+
+
+def check_adapter(path: str) -> None:
+    """FileNotFoundError where no adapter lies."""
+    if not (Path(path) / "adapter_config.json").is_file():
+        raise FileNotFoundError(f"--lora_path {path!r}: there is no adapter_config.json; give the folder of an adapter")
 
 
 if __name__ == "__main__":

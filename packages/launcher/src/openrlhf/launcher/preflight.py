@@ -17,7 +17,8 @@ from openrlhf.agents.reward_file import check_reward_file
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.data.chat import turn_stops
-from openrlhf.launcher.data.prompts import PromptDataset, load_prompts
+from openrlhf.launcher.data.early import check_at_sight
+from openrlhf.launcher.data.prompts import PromptDataset, load_prompts, prompt_fields
 from openrlhf.launcher.same_tokens import check_same_tokens
 from openrlhf.launcher.tokenizers import load_tokenizer, load_vision_tokenizer
 from openrlhf.launcher.vision import VisionModel, find_vision, image_token
@@ -57,8 +58,7 @@ def prepare(config: TrainPPOConfig) -> Prepared:
         )
         if path is not None
     }
-    if config.ds.packing_samples:
-        check_packed_models([model, *others.values()])
+    check_prompts_at_sight(config)
     reward_file, reward_urls = reward_source(config)
     agent_path = config.train.agent_func_path
     agent_file = None if agent_path is None else check_agent_file(agent_path)
@@ -67,6 +67,8 @@ def prepare(config: TrainPPOConfig) -> Prepared:
             "nothing gives rewards: set --reward.remote_url (a URL or a .py file), --reward.model_name_or_path or "
             "--train.agent_func_path"
         )
+    if config.ds.packing_samples:  # from here on torch is needed, which takes seconds to load
+        check_packed_models([model, *others.values()])
     vision = check_vision(config, model)
     token = None
     if vision is None:
@@ -101,6 +103,14 @@ def prepare(config: TrainPPOConfig) -> Prepared:
         vision=vision,
         stop_token_ids=turn_stops(tokenizer) if config.data.apply_chat_template or agent_file is not None else (),
     )
+
+
+def check_prompts_at_sight(config: TrainPPOConfig) -> None:
+    """Paths and field names of the prompts."""
+    data, fields = config.data, prompt_fields(config.data)
+    check_at_sight(data.prompt_dataset, fields, split=data.prompt_split, flag="--data.prompt_dataset")
+    if config.eval.dataset is not None and config.eval.steps > 0:
+        check_at_sight(config.eval.dataset, fields, split=config.eval.split, flag="--eval.dataset")
 
 
 def check_vision(config: TrainPPOConfig, model: str) -> VisionModel | None:

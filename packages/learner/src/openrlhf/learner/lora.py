@@ -10,6 +10,7 @@ from torch import Tensor
 
 from openrlhf.learner.checkpoint_dir import replace_directory
 from openrlhf.learner.config import LoraConfig
+from openrlhf.learner.loading import load_pretrained
 from openrlhf.learner.modules import LearnerModule
 from openrlhf.learner.tensor_parallel import TensorParallel
 from openrlhf.learner.weights import buckets
@@ -100,9 +101,10 @@ def merge(base: str, adapter: str, output: str, *, reward_model: bool, dtype: An
         wrong = "holds no scalar head: leave --is_rm out" if reward_model else "is one of a reward model: add --is_rm"
         raise ValueError(f"--lora_path {adapter!r} {wrong}")
     if reward_model:
-        model: Any = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=dtype)
+        kind = AutoModelForSequenceClassification
+        model: Any = load_pretrained(kind, base, fresh=(HEAD,), num_labels=1, dtype=dtype)
     else:
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+        model = load_pretrained(AutoModelForCausalLM, base, dtype=dtype)
     merged = peft.PeftModel.from_pretrained(model, adapter).merge_and_unload()
     if reward_model:
         merged.config.value_head_prefix = HEAD

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from openrlhf.learner.layers import check_packing, num_experts, recurrent_layers
+from openrlhf.learner.loading import load_pretrained
 from openrlhf.learner.lora import add_adapters
 from openrlhf.learner.modules import LearnerModule, disable_dropout
 from openrlhf.learner.spec import LearnerSpec, Role
@@ -123,7 +124,8 @@ def _pretrained(auto_class: Any, spec: LearnerSpec, config: Any) -> Any:
         extra["experts_implementation"] = spec.ds.experts_implementation
     if spec.ds.load_in_4bit:
         extra |= four_bit(spec)
-    return auto_class.from_pretrained(
+    return load_pretrained(
+        auto_class,
         spec.model_path,
         config=config,
         dtype=DTYPES[spec.ds.param_dtype],

@@ -251,7 +251,7 @@ def _scan(rows: Rows, reader: PromptReader, counter: TokenCounter, lossy: Droppe
     if size == 0:
         raise ValueError(f"{lossy.flag}: {rows.name} has no rows")
     data = reader.data
-    _check_columns(rows, data)
+    require_fields(rows, prompt_fields(data))
     lengths = _Lengths(reader, counter, size)
     labels = 0
     for index, row in enumerate(islice(rows, size)):
@@ -333,13 +333,14 @@ class _Lengths:
         self._rows.clear()
 
 
-def _check_columns(rows: Rows, data: PromptData) -> None:
+def prompt_fields(data: PromptData) -> list[tuple[str, str]]:
+    """(flag, key) of the fields that some row must have."""
     wanted = [("--data.input_key", data.input_key)]
     if data.label_key is not None:
         wanted.append(("--data.label_key", data.label_key))
     if data.image_key != DEFAULT_IMAGE_KEY:
         wanted.append(("--data.image_key", data.image_key))
-    require_fields(rows, wanted)
+    return wanted
 
 
 def _report(too_long: np.ndarray, reader: PromptReader, lossy: DroppedText) -> PromptCounts:

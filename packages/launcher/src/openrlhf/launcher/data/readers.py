@@ -70,8 +70,7 @@ class SftReader:
     @property
     def fields(self) -> list[tuple[str, str]]:
         """(flag, key) of the fields that some row must have."""
-        output = [] if self._output_key is None else [("--data.output_key", self._output_key)]
-        return [("--data.input_key", self._input_key), *output]
+        return sft_fields(self._input_key, self._output_key)
 
     def read(self, row: Row) -> list[Unit]:
         """The sequences of a row: one, or several where the chat template rewrites earlier turns.
@@ -130,9 +129,7 @@ class PairReader:
     @property
     def fields(self) -> list[tuple[str, str]]:
         """(flag, key) of the fields that some row must have."""
-        keys = [("--data.chosen_key", self._chosen_key), ("--data.rejected_key", self._rejected_key)]
-        prompt = [] if self._prompt_key is None else [("--data.prompt_key", self._prompt_key)]
-        return [*prompt, *keys, *([("--model.margin_loss_enable needs the field", "margin")] if self._margins else [])]
+        return pair_fields(self._prompt_key, self._chosen_key, self._rejected_key, margins=self._margins)
 
     def read(self, row: Row) -> list[Unit]:
         """The pair of a row. Raises PromptError for a row that makes no sense, DroppedRow for one without a choice."""
@@ -223,3 +220,16 @@ def after_common_start(chosen: TokenRow, rejected: TokenRow) -> tuple[TokenRow, 
         return TokenRow(tokens=row.tokens, mask=[m and i >= shared for i, m in enumerate(row.mask)])
 
     return unmask(chosen), unmask(rejected)
+
+
+def sft_fields(input_key: str, output_key: str | None) -> list[tuple[str, str]]:
+    """(flag, key) of the fields of instructions."""
+    output = [] if output_key is None else [("--data.output_key", output_key)]
+    return [("--data.input_key", input_key), *output]
+
+
+def pair_fields(prompt_key: str | None, chosen_key: str, rejected_key: str, *, margins: bool) -> list[tuple[str, str]]:
+    """(flag, key) of the fields of preferences."""
+    prompt = [] if prompt_key is None else [("--data.prompt_key", prompt_key)]
+    margin = [("--model.margin_loss_enable needs the field", "margin")] if margins else []
+    return [*prompt, ("--data.chosen_key", chosen_key), ("--data.rejected_key", rejected_key), *margin]

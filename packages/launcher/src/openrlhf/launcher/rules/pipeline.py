@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.known_names import no_such
 from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.redaction import redact_value
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
+from openrlhf.rollout.engine_arguments import unknown_argument, wrong_type
 from openrlhf.rollout.engine_spec import RESERVED_ENGINE_ARGS
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
@@ -145,12 +147,14 @@ def engine_arguments(c: P, m: Machine) -> Found:
     if not isinstance(arguments, dict):
         yield broken(c, name, "it must be a JSON object", f"--{name} '{{\"max_num_seqs\": 256}}'")
         return
-    for key in arguments:
+    for key, value in arguments.items():
         place = RESERVED_ENGINE_ARGS.get(key, "")
         if place.startswith("--"):
             yield broken(c, f"{name} {place[2:]}", f"{key!r} has a flag of its own", f"use {place}")
         elif place:
             yield broken(c, name, f"{key!r} has {place}", "leave it out")
+        elif problem := unknown_argument(key) or wrong_type(key, redact_value(key, value)):
+            yield broken(c, name, problem, "the arguments are those of vLLM's AsyncEngineArgs, with underscores")
 
 
 RULES: tuple[Rule, ...] = (

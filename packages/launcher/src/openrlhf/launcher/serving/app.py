@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 MAX_BODY = 64 * 2**20  # bytes of one request
 MAX_BYTES_PER_TOKEN = 64  # a text with more bytes than this per allowed token is refused without tokenising it
 JOINED_TEXTS = 64  # requests are joined up to so many texts when --batch_size does not say
+PATHS = "rewards are asked by POST /get_reward, GET /health and GET /metrics tell how the server is"
 MAX_PENDING = 16_384  # texts that may wait
 
 
@@ -69,7 +71,8 @@ class RewardService:
             Route("/health", self.health),
             Route("/metrics", self.metrics),
         ]
-        return Starlette(routes=routes, lifespan=self._lifespan)
+        handlers: dict[Any, Any] = {HTTPException: self._refuse, Exception: self._fail}
+        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -112,6 +115,22 @@ class RewardService:
         lines = [f"# TYPE openrlhf_rm_{name} counter\nopenrlhf_rm_{name} {value}" for name, value in values.items()]
         lines.append(f"# TYPE openrlhf_rm_pending_texts gauge\nopenrlhf_rm_pending_texts {self._batcher.pending}")
         return PlainTextResponse("\n".join(lines) + "\n")
+
+    async def _refuse(self, request: Request, error: HTTPException) -> Response:
+        """A path or method that the server does not have, in the words of its other refusals."""
+        self._counts["bad_requests"] += 1
+        allowed = (error.headers or {}).get("Allow")
+        if error.status_code == 405:
+            reason = f"{request.method} {request.url.path} is not allowed; use {allowed or 'another method'}"
+        elif error.status_code == 404:
+            reason = f"there is nothing at {request.url.path}; {PATHS}"
+        else:
+            reason = error.detail
+        return JSONResponse({"error": reason}, status_code=error.status_code, headers=error.headers)
+
+    async def _fail(self, request: Request, error: Exception) -> Response:
+        del request
+        return JSONResponse({"error": f"the server failed: {type(error).__name__}: {error}"}, status_code=500)
 
     def _check_key(self, request: Request) -> None:
         if self._api_key is None:

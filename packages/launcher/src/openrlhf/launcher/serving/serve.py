@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import sys
+from typing import Any
 
 from openrlhf.launcher.errors import report_error
+from openrlhf.launcher.preflight import check_model
 from openrlhf.launcher.redaction import configure_logging
 from openrlhf.launcher.supervised_config import ServeRMConfig
 
@@ -21,21 +24,22 @@ def serve_rm(config: ServeRMConfig) -> int:
     configure_logging(logging.INFO, quiet=("httpx", "filelock"))
     try:
         check_exposure(config)
+        model = check_model(config.reward.model_name_or_path, "--reward.model_name_or_path")
         with bind(config.host, config.port) as listener:
-            _serve(config, listener)
+            _serve(config, model, listener)
     except (OSError, ValueError) as error:
         return report_error(error)
     return 0
 
 
-def _serve(config: ServeRMConfig, listener: socket.socket) -> None:
+def _serve(config: ServeRMConfig, model: str, listener: socket.socket) -> None:
     import uvicorn
 
     from openrlhf.launcher.serving.app import RewardService
     from openrlhf.launcher.serving.scorer import RewardScorer
 
     scorer = RewardScorer(
-        _model_path(config),
+        model,
         config.ds,
         max_len=config.data.max_len,
         batch_size=config.batch_size,
@@ -46,9 +50,30 @@ def _serve(config: ServeRMConfig, listener: socket.socket) -> None:
     sys.stdout.write(greeting(config, listener.getsockname()[1]))
     sys.stdout.flush()
     options = uvicorn.Config(
-        service.app(), log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, backlog=BACKLOG, lifespan="on"
+        service.app(),
+        http=_refusing_protocol(),
+        log_level="warning",
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        backlog=BACKLOG,
+        lifespan="on",
     )
     uvicorn.Server(options).run(sockets=[listener])
+
+
+def _refusing_protocol() -> Any:
+    """uvicorn's protocol, with its one refusal of its own, of what is no HTTP, in the form of the others."""
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class Refusing(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        transport: Any
+
+        def send_400_response(self, msg: str) -> None:
+            body = json.dumps({"error": msg}).encode()
+            head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+            self.transport.close()
+
+    return Refusing
 
 
 def check_exposure(config: ServeRMConfig) -> None:
@@ -87,9 +112,3 @@ def greeting(config: ServeRMConfig, port: int) -> str:
         )
     key = " --reward.api_key KEY" if config.api_key else ""
     return f"reward server: --reward.remote_url http://{name}:{port}/get_reward{key}\n"
-
-
-def _model_path(config: ServeRMConfig) -> str:
-    if not config.reward.model_name_or_path:
-        raise ValueError("--reward.model_name_or_path is missing: give a reward model")
-    return config.reward.model_name_or_path

@@ -11,7 +11,7 @@ from openrlhf.launcher import signals
 from openrlhf.launcher.errors import report_error
 from openrlhf.launcher.redaction import configure_logging
 from openrlhf.launcher.supervised.process import complete_environment, is_first
-from openrlhf.launcher.supervised_config import SupervisedRun
+from openrlhf.launcher.supervised_config import SupervisedRun, TrainDPOConfig, TrainRMConfig, TrainSFTConfig
 
 
 def train_supervised(config: SupervisedRun) -> int:
@@ -21,6 +21,10 @@ def train_supervised(config: SupervisedRun) -> int:
     configure_logging(level, quiet=("httpx", "filelock", "datasets"))
     signals.install()
     warned = signals.Warned()
+    try:
+        check_at_first(config)
+    except (OSError, ValueError) as error:
+        return report_error(error)
     from openrlhf.learner.setup import prepare_environment, training_device
 
     prepare_environment(os.environ, training_device().type)  # DeepSpeed reads it when it is imported
@@ -37,3 +41,22 @@ def train_supervised(config: SupervisedRun) -> int:
         sys.stdout.write(f"done: {progress.step} optimiser steps\n  model: {where}\n")
         sys.stdout.flush()
     return 0
+
+
+def check_at_first(config: SupervisedRun) -> None:
+    """Paths and field names, before torch is loaded; everything else is checked once the tokenizer is there."""
+    from openrlhf.launcher.data.early import check_at_sight
+    from openrlhf.launcher.data.readers import pair_fields, sft_fields
+    from openrlhf.launcher.preflight import check_model
+
+    check_model(config.model.model_name_or_path, "--model.model_name_or_path")
+    if isinstance(config, TrainSFTConfig):
+        fields = sft_fields(config.data.input_key, config.data.output_key)
+    else:
+        data, margins = config.data, isinstance(config, TrainRMConfig) and config.model.margin_loss_enable
+        fields = pair_fields(data.prompt_key, data.chosen_key, data.rejected_key, margins=margins)
+    if isinstance(config, TrainDPOConfig) and config.ref.model_name_or_path:
+        check_model(config.ref.model_name_or_path, "--ref.model_name_or_path")
+    check_at_sight(config.data.dataset, fields, split=config.data.dataset_split, flag="--data.dataset")
+    if config.eval.dataset is not None:
+        check_at_sight(config.eval.dataset, fields, split=config.eval.split, flag="--eval.dataset")
