@@ -9,7 +9,6 @@ from pathlib import Path
 from openrlhf.launcher.command_line import run_command
 from openrlhf.launcher.commands import LORA_COMBINER
 from openrlhf.launcher.errors import report_error
-from openrlhf.launcher.preflight import check_model
 from openrlhf.launcher.supervised_config import LoraCombinerConfig
 
 
@@ -19,6 +18,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _merge(config: LoraCombinerConfig) -> int:
+    from openrlhf.launcher.preflight import check_model  # --help needs none of it
+
     try:
         base = check_model(config.model_path, "--model_path")
         check_adapter(config.lora_path)
