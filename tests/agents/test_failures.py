@@ -103,3 +103,51 @@ def test_execute_that_hangs_or_ignores_its_cancellation(monkeypatch):
 def test_a_slow_engine_is_not_the_agents_time():
     t = run_episode(agent(last()), ScriptedEngine(["x"], delay=0.3), timeout=0.1)
     assert not t.failed
+
+
+async def wait_for_a_cancelled_task():
+    task = asyncio.create_task(asyncio.sleep(10))
+    task.cancel()
+    await task
+
+
+async def cancel_itself():
+    current = asyncio.current_task()
+    assert current is not None
+    current.cancel()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (wait_for_a_cancelled_task, "CancelledError: something that the agent waited for was cancelled"),
+        (cancel_itself, "the agent cancelled the task that it runs in"),
+    ],
+)
+def test_a_cancellation_inside_the_agent_is_no_time_out(act, message):  # B067
+    class Agent:
+        async def reset(self, states):
+            return states
+
+        async def step(self, states):
+            await act()
+
+    (trajectory,) = run_group(Agent, ["x"])
+    assert trajectory.failure is not None
+    assert (trajectory.failure.border, trajectory.failure.message) == ("agent", message)
+    assert trajectory.stop_reason is StopReason.FAILED
+
+
+def test_n15_a_request_that_cannot_be_made_is_the_agents_failure():
+    class Agent:
+        async def reset(self, states):
+            return states
+
+        async def step(self, states):
+            states["sampling_params"].max_tokens = 0
+            return {"rewards": 0.0, "environment_feedback": ".", "done": False}
+
+    (trajectory,) = run_group(Agent, ["x"])
+    assert trajectory.failure is not None
+    assert (trajectory.failure.border, "max_tokens must be at least 1" in trajectory.failure.message) == ("agent", True)

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from openrlhf.agents.engine import EngineError
-from openrlhf.agents.rewards import RewardError, RewardResult, normalize_rewards, read_extra_logs, reward_label
+from openrlhf.agents.rewards import (
+    RewardError,
+    RewardResult,
+    normalize_rewards,
+    read_extra_logs,
+    require_reward,
+    reward_label,
+)
 from openrlhf.agents.testing import run_group
 from openrlhf.agents.types import Failure
 from openrlhf.utils.agent import SingleTurnExecutor
@@ -167,3 +174,13 @@ def test_failure_of_one_sample_by_the_source():
     group = run_group(SingleTurnExecutor(Source(result)), ["a"], n_samples=2)
     assert group[0].extra_logs == {"a": 1.0}
     assert failure(group[1]).message == "server said no"
+
+
+def test_b148_a_sample_that_nobody_scores_is_failed_by_name():
+    (unscored,) = run_group(SingleTurnExecutor(), ["x"])
+    assert (unscored.reward, unscored.failed) == (None, False)
+    failed = require_reward(unscored)
+    assert failed.failure is not None
+    assert failed.failure.message.startswith("the agent returned no reward, and there is no reward model")
+    assert (failed.failure.border, failed.num_trainable) == ("reward", 0)
+    assert require_reward(failed) is failed

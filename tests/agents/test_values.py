@@ -1,5 +1,9 @@
 """Numbers that authors return, of any type."""
 
+import math
+from decimal import Decimal
+from fractions import Fraction
+
 import pytest
 
 from openrlhf.agents.engine import SamplingParams
@@ -70,3 +74,9 @@ def test_seeds_are_63_bits_and_all_different():
     assert len(seeds) == 2 * 2 * 2 * 5 * 8 * 4
     assert all(0 <= s < 2**63 for s in seeds)
     assert sample_seed(1, False, 0, 0, 0, 0) == sample_seed(1, False, 0, 0, 0, 0)
+
+
+def test_exact_numbers_and_those_beyond_the_floats():
+    values = [Fraction(1, 2), Decimal("0.25"), 10**400, -(10**400)]
+    assert to_floats(values, 4, "rewards") == [0.5, 0.25, math.inf, -math.inf]
+    assert to_floats(Fraction(1, 2), 1, "rewards") == [0.5]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError
 
 from openrlhf.agents.engine import EngineError, Generation, SamplingParams
+from openrlhf.agents.recorder import Outcome, Recorder
+from openrlhf.agents.types import PromptItem, StopReason
 from openrlhf.launcher.ray.agent_actor import AgentActor, RayEngineClient
 from openrlhf.rollout.requests import EngineDownError, GenerateRequest, RequestRejectedError
 
@@ -119,3 +122,14 @@ def test_an_engine_that_stays_keeps_its_client() -> None:
         assert await worker.engines_down() == {}
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("reward_model", [False, True])
+def test_b148_only_a_reward_model_may_be_left_to_score_a_sample(reward_model: bool) -> None:
+    """Without one, an agent that returns no reward would end the run in the controller."""
+    item = PromptItem(group_id="g", prompt="p")
+    unscored = Recorder([1]).finish(item, 0, Outcome(stop_reason=StopReason.DONE))
+    actor = AgentActor(SimpleNamespace(reward_model=reward_model, max_len=64), [], 0)  # type: ignore[arg-type]
+    actor._worker = SimpleNamespace(run_group=lambda *args, **options: value([unscored]))  # type: ignore[assignment]
+    infos, trajectories = asyncio.run(actor.run_group(item, None))
+    assert [info.failed for info in infos] == [t.failed for t in trajectories] == [not reward_model]

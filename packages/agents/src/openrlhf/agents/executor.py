@@ -113,6 +113,13 @@ class AgentExecutorBase(ABC):
                 result = await self._call_execute(item, ctx, engine)
             trajectories = as_trajectories(result, item, engine, ctx.max_length)
             return [await self._as_trained(t, engine, ctx.max_length) for t in trajectories]
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            failure = EpisodeFailed("agent", "CancelledError: something that the agent waited for was cancelled")
+            failure.__cause__ = error
+            return [trajectory_of(failure, item, engine.sample_index)]
         except (Exception, SystemExit) as error:
             return [trajectory_of(error, item, engine.sample_index)]
 
@@ -168,7 +175,8 @@ class MultiTurnAgentExecutor(AgentExecutorBase):
         except EpisodeFailed:
             raise
         except Exception as error:
-            border = "engine" if episode.generating else "agent"
+            # What is wrong with a request (its sampling parameters, its number of images) came from the agent.
+            border = "engine" if episode.generating and not isinstance(error, ValueError) else "agent"
             raise EpisodeFailed(border, describe(error), recorder=episode.recorder) from error
         return episode.recorder.finish(item, engine.sample_index, outcome)
 

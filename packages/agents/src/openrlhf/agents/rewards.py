@@ -161,6 +161,14 @@ async def apply_rewards(
     return [t if t.failed else next(merged) for t in trajectories]
 
 
+def require_reward(trajectory: Trajectory) -> Trajectory:
+    """The trajectory, failed where it has no reward and nobody else gives one."""
+    if trajectory.failed or trajectory.reward is not None:
+        return trajectory
+    message = "the agent returned no reward, and there is no reward model (--reward.model_name_or_path) to give one"
+    return _failed(trajectory, Failure(border="reward", message=message))
+
+
 def _merge(trajectories: Sequence[Trajectory], result: RewardResult) -> list[Trajectory]:
     count = len(trajectories)
     if len(result.rewards) != count:

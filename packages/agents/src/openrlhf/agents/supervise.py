@@ -35,7 +35,7 @@ async def supervise(
             task.cancel()
         await asyncio.wait(pending, timeout=GRACE)
         raise
-    return [_result(task, engine, timeout, item) for task, engine in owners.items()]
+    return [_result(task, engine, timeout if task in cancelled else None, item) for task, engine in owners.items()]
 
 
 def _next_deadline(pending: set[Task], owners: dict[Task, SampleEngine], cancelled: dict, timeout: float) -> float:
@@ -66,12 +66,16 @@ def _end_idle(pending: set[Task], owners: dict[Task, SampleEngine], cancelled: d
     return left
 
 
-def _result(task: Task, engine: SampleEngine, timeout: float, item: PromptItem) -> list[Trajectory]:
+def _result(task: Task, engine: SampleEngine, timeout: float | None, item: PromptItem) -> list[Trajectory]:
+    """timeout: the limit that ended the sample; None: none did."""
     if task.done() and not task.cancelled():
         error = task.exception()
         if error is None:
             return task.result()
         return [failed_trajectory(item, engine.sample_index, failure_of(error))]
+    if timeout is None:
+        failure = Failure(border="agent", message="the agent cancelled the task that it runs in")
+        return [failed_trajectory(item, engine.sample_index, failure)]
     message = f"the agent made no call to the engine for more than --agent.timeout {timeout:g} s"
     return [
         failed_trajectory(

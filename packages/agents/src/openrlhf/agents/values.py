@@ -3,7 +3,9 @@ those libraries (they all have `.tolist()` or `.item()`)."""
 
 from __future__ import annotations
 
+import decimal
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,8 +24,11 @@ def to_float(value: Any, name: str) -> float:
     plain = to_plain(value)
     while isinstance(plain, Sequence) and not isinstance(plain, (str, bytes)) and len(plain) == 1:
         plain = to_plain(plain[0])
-    if isinstance(plain, (bool, int, float)):
-        return float(plain)
+    if isinstance(plain, (numbers.Real, decimal.Decimal)):
+        try:
+            return float(plain)
+        except OverflowError:  # an int beyond the floats: not finite for whoever reads it
+            return math.inf if plain > 0 else -math.inf
     raise ValueError(f"{name} must be one number (float, int, bool, 0-d tensor), got {value!r}")
 
 
@@ -33,7 +38,7 @@ def to_floats(value: Any, count: int, name: str) -> list[float | None]:
     None stays None (no value for that sample). Raises ValueError that shows both counts.
     """
     plain = to_plain(value)
-    if isinstance(plain, (bool, int, float)):
+    if isinstance(plain, (numbers.Real, decimal.Decimal)):
         plain = [plain]
     if isinstance(plain, tuple):
         plain = list(plain)

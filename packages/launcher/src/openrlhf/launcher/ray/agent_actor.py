@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ray.exceptions import RayError
 
 from openrlhf.agents.engine import EngineError, Generation
+from openrlhf.agents.rewards import require_reward
 from openrlhf.agents.types import PromptItem, Trajectory
 from openrlhf.launcher.ray.agent_spec import AgentSpec
 from openrlhf.launcher.ray.calls import first_line
@@ -144,6 +145,8 @@ class AgentActor:
             n_samples=evaluation.n_samples_per_prompt if evaluation else None,
             temperature=evaluation.temperature if evaluation else None,
         )
+        if not self._spec.reward_model:
+            trajectories = [require_reward(t) for t in trajectories]
         return [sample_info(t, max_len=self._spec.max_len) for t in trajectories], trajectories
 
     async def shutdown(self) -> None:

@@ -13,7 +13,7 @@ from openrlhf.agents.files import CodeFile
 class AgentSpec:
     """Files travel by content, so that they work on nodes without a shared disk. reward_urls: HTTP reward servers.
 
-    vision: whether the model takes images.
+    vision: whether the model takes images. reward_model: whether one scores what comes back without a reward.
     """
 
     tokenizer_path: str
@@ -25,6 +25,7 @@ class AgentSpec:
     overlong: str
     agent: AgentConfig
     vision: bool = False
+    reward_model: bool = False
     agent_file: CodeFile | None = None
     reward_file: CodeFile | None = None
     reward_urls: tuple[str, ...] = ()

@@ -303,6 +303,7 @@ def agent_spec(config: TrainPPOConfig, prepared: Prepared) -> AgentSpec:
         agent=config.agent,
         overlong=config.data.overlong_prompts,
         vision=prepared.vision is not None,
+        reward_model=config.has_reward_model,
         agent_file=prepared.agent_file,
         reward_file=prepared.reward_file,
         reward_urls=prepared.reward_urls,
