@@ -28,7 +28,8 @@ def to_float(value: Any, name: str) -> float:
         try:
             return float(plain)
         except OverflowError:  # an int beyond the floats: not finite for whoever reads it
-            return math.inf if plain > 0 else -math.inf
+            exact: Any = plain
+            return math.inf if exact > 0 else -math.inf
     raise ValueError(f"{name} must be one number (float, int, bool, 0-d tensor), got {value!r}")
 
 
