@@ -199,6 +199,21 @@ HONEST = [
         1.0,
     ),
     Case("prints", block("def hello():\n    print('hi')"), ">>> hello()\nhi\n", 1.0),
+    Case(
+        "changes what its argument holds",
+        block("def f(rows):\n    rows[0].append(1)\n    rows.append([2])"),
+        "r = []\nrows = [r]\nf(rows)\nassert r == [1] and rows == [[1], [2]]",
+        1.0,
+    ),
+    Case(
+        "list nodes of the tests",
+        block(
+            "def turn(head):\n    p = None\n    while head:\n        head.next, p, head = p, head, head.next\n    return p"
+        ),
+        "class Node:\n    def __init__(self, val, next=None):\n        self.val, self.next = val, next\n"
+        "h = turn(Node(1, Node(2)))\nassert h.val == 2 and h.next.val == 1 and h.next.next is None",
+        1.0,
+    ),
     Case("empty tests: that it runs", block("import time; time.sleep(0.01)"), "", 1.0),
 ]
 

@@ -102,13 +102,27 @@ TESTS_MODULE = "__tests__"
 
 
 def _change(old: Any, new: Any) -> None:
-    """Gives an argument the content that the call left it with."""
-    if isinstance(old, list | bytearray):
-        if old != new:
-            old[:] = new
-    elif isinstance(old, dict | set) and old != new:
+    """Gives an argument, and what it holds, the content that the call left it with: others may hold that as well."""
+    if isinstance(old, list) and isinstance(new, list):
+        for i, (before, after) in enumerate(zip(old, new, strict=False)):
+            old[i] = _changed(before, after)
+        old[len(new) :] = new[len(old) :]
+    elif isinstance(old, dict) and isinstance(new, dict):
+        content = {key: _changed(old.get(key), value) for key, value in new.items()}
+        old.clear()
+        old.update(content)
+    elif isinstance(old, set):
         old.clear()
         old.update(new)
+    elif isinstance(old, bytearray):
+        old[:] = new
+
+
+def _changed(before: Any, after: Any) -> Any:
+    if not isinstance(before, list | dict | set | bytearray) or type(before) is not type(after):
+        return after
+    _change(before, after)
+    return before
 
 
 async def _coroutine(proxy: Proxy) -> Any:

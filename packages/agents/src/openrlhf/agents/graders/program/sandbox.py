@@ -115,6 +115,7 @@ def _supervised(
 ) -> tuple[int | None, str]:
     """The exit code, and the limit that ended the run."""
     receiver, sender = os.pipe()
+    said = b""
     try:
         description |= {"report": sender, "tests": asked.fileno()}
         process = subprocess.Popen(
@@ -135,10 +136,12 @@ def _supervised(
             return None, "its supervisor did not end"
         finally:
             _end(process)
+        os.set_blocking(receiver, False)  # a process forked meanwhile may hold the other end open
+        with contextlib.suppress(BlockingIOError):
+            said = os.read(receiver, 1 << 16)
     finally:
         os.close(sender)
-        with os.fdopen(receiver, "rb") as report:
-            said = report.read()
+        os.close(receiver)
     if not said:
         return process.returncode or 1, "its supervisor ended"
     ended = json.loads(said)
