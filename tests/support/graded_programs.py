@@ -208,7 +208,8 @@ HONEST = [
     Case(
         "list nodes of the tests",
         block(
-            "def turn(head):\n    p = None\n    while head:\n        head.next, p, head = p, head, head.next\n    return p"
+            "def turn(head):\n    p = None\n    while head:\n        head.next, p, head = p, head, head.next\n"
+            "    return p"
         ),
         "class Node:\n    def __init__(self, val, next=None):\n        self.val, self.next = val, next\n"
         "h = turn(Node(1, Node(2)))\nassert h.val == 2 and h.next.val == 1 and h.next.next is None",
