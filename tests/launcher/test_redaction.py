@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
 import tomllib
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from openrlhf.launcher.redaction import (
     find_secrets,
     is_secret_name,
     redact,
+    redact_uncaught,
     redact_value,
     remember,
     secrets_of_words,
@@ -165,6 +167,19 @@ def test_l04_no_traceback_and_no_log_line_shows_a_secret(capsys: pytest.CaptureF
     assert "was refused by http://user:***@host" in text
     assert "asked with ***" in stream.getvalue()
     assert SECRET not in text + stream.getvalue()
+
+
+def test_l04_an_exception_that_nobody_catches_shows_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    remember([SECRET])
+    redact_uncaught()
+    error = KeyboardInterrupt(f"while asking {URL} with {SECRET}")
+    sys.excepthook(type(error), error, None)
+    text = capsys.readouterr().err
+    assert "KeyboardInterrupt: while asking http://user:***@host" in text
+    assert SECRET not in text
 
 
 def test_l04_a_run_remembers_its_secrets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from openrlhf.launcher.flags import values_of
 from openrlhf.launcher.help_text import help_text
 from openrlhf.launcher.machine import Machine, detect_machine, running_ray
 from openrlhf.launcher.parsing import Parsed, UsageError, parse, wants_help
-from openrlhf.launcher.redaction import find_secrets, redact, remember, remember_variables
+from openrlhf.launcher.redaction import find_secrets, redact, redact_uncaught, remember, remember_variables
 from openrlhf.launcher.resolve import resolve, resolve_serve_rm, resolve_supervised
 from openrlhf.launcher.rules import (
     Violation,
@@ -66,6 +66,7 @@ def run_command(command: Command, argv: Sequence[str] | None, start: Callable[[A
     """The main of a trainer: exit status 2 with every mistake listed, else what `start(config)` returns."""
     argv = [*(sys.argv[1:] if argv is None else argv), *take_secret_flags(os.environ)]
     remember_variables(os.environ)
+    redact_uncaught()
     if wants_help(argv):
         sys.stdout.write(help_text(command) + "\n")
         return 0

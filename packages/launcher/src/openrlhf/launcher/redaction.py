@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
 from typing import Any
 
 MASK = "***"
@@ -176,6 +178,16 @@ def secrets_of_words(argv: Iterable[str]) -> list[str]:
 def traceback_text(error: BaseException) -> str:
     """The traceback as Python prints it, without secrets."""
     return redact("".join(traceback.format_exception(error)))
+
+
+def redact_uncaught() -> None:
+    """Let Python print the traceback of an exception that nobody catches without secrets too."""
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        del kind, trace
+        sys.stderr.write(traceback_text(error))
+
+    sys.excepthook = hook
 
 
 class RedactingFormatter(logging.Formatter):
