@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -119,7 +118,7 @@ def dpo_stage(places: Places, start: str, steps: int) -> Measure:
 
 def pipeline(places: Places, sizes: Sizes, *, seed: int, with_rl: bool) -> list[Measure]:
     """All stages, from nothing. Raises StageFailedError when a command fails."""
-    shutil.rmtree(places.root, ignore_errors=True)
+    stages.clear(places)
     stages.write_data(places, sizes, seed)
     make_base(places, seed)
     found = supervised_stages(places)

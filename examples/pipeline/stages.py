@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +36,11 @@ class Sizes:
     held_out: int = 512
 
 
+MARK = ".pipeline"
+"""In a folder that a pipeline made."""
+MADE = ("base", "data", "sft", "reward_model", "rl_in_cluster", "rl_remote", "dpo")
+
+
 @dataclass(frozen=True)
 class Places:
     """Where the files of a run lie."""
@@ -54,6 +60,17 @@ class Places:
 
     def metrics(self, stage: str) -> Path:
         return self.root / stage / "logs" / stage / "metrics.jsonl"
+
+
+def clear(places: Places) -> None:
+    """Remove what an earlier run of the pipeline made. Exits where the folder holds something else."""
+    root = places.root
+    if root.is_dir() and any(root.iterdir()) and not (root / MARK).is_file():
+        raise SystemExit(f"--output {str(root)!r} holds files that no pipeline made: give another folder")
+    for name in MADE:
+        shutil.rmtree(root / name, ignore_errors=True)
+    root.mkdir(parents=True, exist_ok=True)
+    (root / MARK).touch()
 
 
 def write_data(places: Places, sizes: Sizes, seed: int) -> None:

@@ -24,6 +24,9 @@ EVAL_COUNT = 512
 ROLLOUT_BATCH = 16
 SAMPLES_PER_QUESTION = 4  # when judging: 2,048 samples put the accuracy within 0.02
 
+MARK = ".quickstart"
+"""In the folder of a run."""
+
 
 @dataclass(frozen=True)
 class Paths:
@@ -136,7 +139,7 @@ def prepare(paths: Paths, steps: int) -> tuple[Path, Path]:
     """Write the data of this run and, unless it is there already, the warm-started model."""
     from warm_start import WarmStart, is_made, make_warm_start
 
-    shutil.rmtree(paths.run, ignore_errors=True)
+    clear(paths.run)
     data = task.make_datasets(paths.data, train_count=steps * ROLLOUT_BATCH, eval_count=EVAL_COUNT, seed=paths.seed)
     settings = WarmStart()
     if is_made(paths.warm_start, settings):
@@ -145,6 +148,16 @@ def prepare(paths: Paths, steps: int) -> tuple[Path, Path]:
     print(f"Warm start: {settings.steps} supervised steps on demonstrations, {settings.wrong:.0%} of them spoiled")
     make_warm_start(paths.warm_start, settings, _print_loss)
     return data
+
+
+def clear(run: Path) -> None:
+    """Remove what an earlier run of the same name made. Exits where the folder holds something else."""
+    if run.is_dir() and any(run.iterdir()) and not (run / MARK).is_file():
+        raise SystemExit(f"{str(run)!r} holds files that no quickstart made: give another --output")
+    for name in ("data", "tensorboard", "checkpoints", "model"):
+        shutil.rmtree(run / name, ignore_errors=True)
+    run.mkdir(parents=True, exist_ok=True)
+    (run / MARK).touch()
 
 
 def _print_loss(step: int, loss: float) -> None:

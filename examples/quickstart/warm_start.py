@@ -94,5 +94,6 @@ def make_warm_start(
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     (partial / RECORD).write_text(json.dumps(asdict(settings)), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
+    if (folder / RECORD).is_file():  # an earlier one; anything else stays, and the rename then fails
+        shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)

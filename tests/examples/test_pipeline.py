@@ -56,3 +56,14 @@ def test_sft_then_reward_model_then_dpo(tmp_path: Path) -> None:
     # the reward model's 0.95 takes 600 steps: tests/proof/test_pipeline.py
     assert {m.stage for m in found if not m.ok} <= {"reward_model"}
     assert stages.logged(stages.Places(tmp_path), "reward_model", "eval/acc")[-1] > 0.7
+
+
+def test_x01_only_what_a_pipeline_made_is_removed(tmp_path: Path) -> None:
+    stages.clear(stages.Places(root=tmp_path / "out"))
+    (tmp_path / "out" / "sft").mkdir()
+    (tmp_path / "out" / "notes.md").write_text("mine")
+    stages.clear(stages.Places(root=tmp_path / "out"))
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [stages.MARK, "notes.md"]
+    (tmp_path / "notes.md").write_text("mine")
+    with pytest.raises(SystemExit, match="holds files that no pipeline made"):
+        stages.clear(stages.Places(root=tmp_path))

@@ -4,6 +4,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 import run
 
 
@@ -48,3 +49,14 @@ def test_signal_reaches_the_training_command(quickstart) -> None:
         assert process.stdout.readline() == b"up\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=100) == 143
+
+
+def test_x01_only_what_a_quickstart_made_is_removed(tmp_path: Path) -> None:
+    run.clear(tmp_path / "seed1")
+    (tmp_path / "seed1" / "model").mkdir()
+    (tmp_path / "seed1" / "notes.md").write_text("mine")
+    run.clear(tmp_path / "seed1")
+    assert sorted(p.name for p in (tmp_path / "seed1").iterdir()) == [run.MARK, "notes.md"]
+    (tmp_path / "notes.md").write_text("mine")
+    with pytest.raises(SystemExit, match="holds files that no quickstart made"):
+        run.clear(tmp_path)

@@ -11,7 +11,7 @@ from openrlhf.launcher.flags import build
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.parsing import parse, parse_train_ppo
 from openrlhf.launcher.resolve import resolve
-from openrlhf.launcher.saved import config_toml, keep_run_name, save_config
+from openrlhf.launcher.saved import config_toml, keep_run_name
 from openrlhf.learner.checkpoint_dir import CheckpointStore
 
 REQUIRED = {"lora_combiner": ["--model_path", "a", "--lora_path", "b", "--output_path", "c"]}
@@ -52,15 +52,6 @@ def test_secrets_are_masked_and_not_read_back(tmp_path: Path) -> None:
     path.write_text(text, encoding="utf-8")
     again = parse_train_ppo(["--config", str(path), "--logger.wandb.key", "new"])
     assert (again.logger.wandb.key, again.reward.api_key) == ("new", None)
-
-
-def test_saving_makes_the_folder_and_leaves_nothing_else(tmp_path: Path) -> None:
-    folder = tmp_path / "run" / "checkpoints"
-    config = parse_train_ppo(["--train.seed", "7"])
-    save_config(TRAIN_PPO_RAY, config, folder)
-    path = save_config(TRAIN_PPO_RAY, config, folder)
-    assert [file.name for file in folder.iterdir()] == [path.name] == ["config.toml"]
-    assert parse_train_ppo(["--config", str(path)]) == config
 
 
 def test_a_resumed_run_keeps_its_name(tmp_path: Path) -> None:

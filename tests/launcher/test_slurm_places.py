@@ -95,7 +95,7 @@ def test_temp_dir_is_private_and_removed(tmp_path: Path) -> None:
 
 def test_folders_of_killed_jobs_are_removed(tmp_path: Path) -> None:
     (tmp_path / "r6").mkdir()
-    (tmp_path / "r6" / "node1.lock").touch()  # its holder is gone
+    (tmp_path / "r6" / ".openrlhf-node1.lock").touch()  # its holder is gone
     (tmp_path / "r7").mkdir()  # not ours: no lock
     (tmp_path / "other").mkdir()
     alive = TempDir(tmp_path / "r8")
@@ -103,6 +103,16 @@ def test_folders_of_killed_jobs_are_removed(tmp_path: Path) -> None:
     assert remove_abandoned(tmp_path) == []
     assert sorted(os.listdir(tmp_path)) == ["other", "r7", "r8"]
     alive.close()
+
+
+def test_x01_a_folder_that_no_job_made_is_never_removed(tmp_path: Path) -> None:
+    for name in ("r12", "r13"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "poetry.lock").write_text("mine")
+    with pytest.raises(ValueError, match=r"/r12' holds files that no job put there: give another --temp-dir"):
+        TempDir(tmp_path / "r12")
+    TempDir(tmp_path / "r14").close()
+    assert [(tmp_path / name / "poetry.lock").read_text() for name in ("r12", "r13")] == ["mine", "mine"]
 
 
 def test_addresses_b099() -> None:

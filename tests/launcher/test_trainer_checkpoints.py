@@ -34,7 +34,7 @@ def test_folders_hold_actor_state_and_configuration(tmp_path: Path) -> None:
     run_in(tmp_path, ckpt__save_steps=4).run()
     assert steps_in(tmp_path) == ["global_step4", "global_step8"]
     newest = tmp_path / "global_step8"
-    assert sorted(p.name for p in newest.iterdir()) == ["actor", "metric.json", "state"]
+    assert sorted(p.name for p in newest.iterdir()) == [".openrlhf-files.json", "actor", "metric.json", "state"]
     assert sorted(p.name for p in (newest / "state").iterdir()) == ["config.toml", "trainer.json"]
     assert (tmp_path / "latest").read_text() == "global_step8\n"
 
@@ -101,7 +101,7 @@ def test_a_save_that_breaks_off_leaves_the_previous_one(
     resumed = run_in(tmp_path, ckpt__load_enable=True, ckpt__save_steps=2)
     resumed.sink.first = 3
     assert resumed.run().steps == 8
-    assert f"skipped the unfinished checkpoint {tmp_path}/.tmp-global_step4" in caplog.text
+    assert f"skipped the unfinished checkpoint {tmp_path}/.openrlhf-new-global_step4" in caplog.text
     assert not list(tmp_path.glob(".tmp*"))
 
 

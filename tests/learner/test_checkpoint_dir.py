@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf.learner.checkpoint_dir import TEMPORARY, CheckpointStore, replace_directory
+from openrlhf.learner.checkpoint_dir import TEMPORARY, CheckpointStore
 from support import learner_saver
 
 
@@ -111,22 +111,6 @@ def test_lost_pointer_falls_back_to_the_highest_step(tmp_path: Path) -> None:
     save(store, 10)
     (tmp_path / "latest").unlink()
     assert latest_step(store) == 10
-
-
-def _fail_while_replacing(target: Path) -> None:
-    with replace_directory(target) as folder:
-        (folder / "a").write_text("2")
-        raise OSError("disk full")
-
-
-def test_replaced_directory_is_old_or_new(tmp_path: Path) -> None:
-    target = tmp_path / "model"
-    with replace_directory(target) as folder:
-        (folder / "a").write_text("1")
-    with pytest.raises(OSError, match="disk full"):
-        _fail_while_replacing(target)
-    assert (target / "a").read_text() == "1"
-    assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
 def check_kills_while_saving(root: Path, delays: list[float]) -> None:

@@ -135,9 +135,10 @@ class FakeLearner:
         self.log.append("load")
         self.updates = json.loads((Path(folder) / "actor" / "updates.json").read_text())
 
-    async def export(self, path: str) -> None:
-        self.log.append("export")
-        self.exported.append(path)
+    async def export(self, path: str, *, trial: bool = False) -> None:
+        if not trial:
+            self.log.append("export")
+            self.exported.append(path)
 
     async def shutdown(self) -> None:
         self.log.append("shutdown")
@@ -174,9 +175,14 @@ class FakeSink:
     """Keeps what was logged. first: number of the first step."""
 
     first: int = 1
+    run_id: str = "run"
+    resumed: int | None = None
     steps: list[dict[str, float]] = field(default_factory=list)
     evaluations: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     samples: list[tuple[int, list[str]]] = field(default_factory=list)
+
+    def resume(self, step: int) -> None:
+        self.resumed = step
 
     def log_step(self, step: int, metrics: dict[str, float]) -> None:
         assert step == self.first + len(self.steps)

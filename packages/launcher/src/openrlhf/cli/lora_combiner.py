@@ -18,6 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _merge(config: LoraCombinerConfig) -> int:
+    from openrlhf.launcher.outputs import hold_merged
     from openrlhf.launcher.preflight import check_model  # --help needs none of it
 
     try:
@@ -29,16 +30,12 @@ def _merge(config: LoraCombinerConfig) -> int:
     from openrlhf.learner.models import DTYPES
 
     try:
-        merge(
-            base,
-            config.lora_path,
-            config.output_path,
-            reward_model=config.is_rm,
-            dtype=DTYPES[config.ds.param_dtype],
-        )
+        with hold_merged(config) as output:
+            dtype = DTYPES[config.ds.param_dtype]
+            merge(base, config.lora_path, str(output), reward_model=config.is_rm, dtype=dtype)
     except (OSError, ValueError) as error:
         return report_error(error)
-    sys.stdout.write(f"merged model: {Path(config.output_path).resolve()}\n")
+    sys.stdout.write(f"merged model: {output}\n")
     return 0
 
 

@@ -26,8 +26,9 @@ from openrlhf.launcher.vision import VisionModel, find_vision, image_token
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What the checks brought along."""
+    """What the checks brought along. model_path: the actor."""
 
+    model_path: str
     tokenizer: Any
     vocab_size: int
     hidden_size: int
@@ -92,6 +93,7 @@ def prepare(config: TrainPPOConfig) -> Prepared:
         )
         eval_prompts = evaluation.items()
     return Prepared(
+        model_path=model,
         tokenizer=tokenizer,
         vocab_size=text_dimension(model, "vocab_size"),
         hidden_size=text_dimension(model, "hidden_size"),

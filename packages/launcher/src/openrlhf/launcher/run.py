@@ -6,10 +6,10 @@ import asyncio
 import logging
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openrlhf.launcher import signals
+from openrlhf.launcher.commands import TRAIN_PPO_RAY
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.redaction import configure_logging
 
@@ -24,7 +24,9 @@ def train_ppo(config: TrainPPOConfig) -> int:
     configure_logging(logging.INFO, quiet=("httpx", "ray", "filelock", "datasets"))
     signals.install()
     from openrlhf.launcher.errors import report_error
+    from openrlhf.launcher.outputs import absolute
 
+    config = absolute(config)
     try:
         summary = _run(config)
     except signals.StoppedAfterSave as stop:
@@ -42,18 +44,21 @@ def train_ppo(config: TrainPPOConfig) -> int:
 
 
 def _run(config: TrainPPOConfig) -> RunSummary:
+    from openrlhf.launcher.outputs import hold_outputs, try_export_settings
     from openrlhf.launcher.preflight import prepare
     from openrlhf.launcher.ray.cluster import connect
     from openrlhf.launcher.ray.setup_commands import check_setup_commands
 
     check_setup_commands(os.environ)
-    prepared = prepare(config)
-    cluster = connect()
-    try:
-        return asyncio.run(_train(config, prepared, cluster))
-    finally:
-        signals.ignore()
-        cluster.close()
+    with hold_outputs(TRAIN_PPO_RAY, config):
+        prepared = prepare(config)
+        try_export_settings(config.ckpt.output_dir, prepared.model_path, prepared.tokenizer)
+        cluster = connect()
+        try:
+            return asyncio.run(_train(config, prepared, cluster))
+        finally:
+            signals.ignore()
+            cluster.close()
 
 
 async def _train(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster) -> RunSummary:
@@ -79,8 +84,8 @@ def print_summary(config: TrainPPOConfig, summary: RunSummary) -> None:
     """The last lines of a run: what was done and where it lies."""
     lines = [f"done: {summary.steps} steps, {summary.optimizer_steps} optimiser steps"]
     lines += [f"  {key} {value:.4g}" for key, value in sorted(summary.evaluation.items()) if "pass" in key]
-    lines.append(f"  model: {Path(config.ckpt.output_dir).resolve()}")
+    lines.append(f"  model: {config.ckpt.output_dir}")
     if config.logger.tensorboard_dir:
-        lines.append(f"  TensorBoard: tensorboard --logdir {Path(config.logger.tensorboard_dir).resolve()}")
+        lines.append(f"  TensorBoard: tensorboard --logdir {config.logger.tensorboard_dir}")
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()

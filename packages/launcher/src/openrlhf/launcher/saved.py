@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,10 @@ from openrlhf.launcher.supervised_config import SupervisedConfig
 from openrlhf.learner.checkpoint_dir import CheckpointStore
 
 FILE = "config.toml"
+STATE_FILE = "trainer.json"
+"""In a checkpoint's `state`: where the trainer stood."""
+RUN = "run"
+"""In that file: the name by which loggers know the run."""
 
 NONE = "None"
 """How a file says None where the default is something else; TOML has no null."""
@@ -38,26 +41,27 @@ def config_toml(command: Command, config: object) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def save_config(command: Command, config: object, folder: str | Path) -> Path:
-    """Write the configuration to `config.toml` in `folder`, complete or not at all; returns the file."""
-    path = Path(folder) / FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{FILE}.{os.getpid()}")
-    draft.write_text(config_toml(command, config), encoding="utf-8")
-    draft.replace(path)
-    return path
-
-
 def keep_run_name(config: TrainPPOConfig | SupervisedConfig) -> TrainPPOConfig | SupervisedConfig:
     """A run that goes on logs under the name that it had, unless `--logger.wandb.run_name` gives it another."""
     if not config.ckpt.load_enable or config.logger.wandb.run_name != AUTO_NAME:
         return config
-    newest = CheckpointStore(Path(config.ckpt.path).expanduser()).latest()
-    saved = None if newest is None else newest.path / "state" / FILE
-    if saved is None or not saved.is_file():
+    saved = _newest_state(config, FILE)
+    if saved is None:
         return config
     name = tomllib.loads(saved.read_text(encoding="utf-8"))["logger"]["wandb"]["run_name"]
     return build(config, {"logger.wandb.run_name": name})
+
+
+def saved_run_id(config: TrainPPOConfig | SupervisedConfig) -> str | None:
+    """The name by which loggers know the run that this one goes on with; None for a new run."""
+    saved = _newest_state(config, STATE_FILE) if config.ckpt.load_enable else None
+    return None if saved is None else json.loads(saved.read_text(encoding="utf-8")).get(RUN)
+
+
+def _newest_state(config: TrainPPOConfig | SupervisedConfig, name: str) -> Path | None:
+    newest = CheckpointStore(Path(config.ckpt.path).expanduser()).latest()
+    path = None if newest is None else newest.path / "state" / name
+    return path if path is not None and path.is_file() else None
 
 
 def _line(flag: Flag, key: str, value: Any) -> str:

@@ -1,8 +1,9 @@
-"""Directories that are complete or absent. Pure Python."""
+"""Checkpoints in a folder: each complete or absent, the oldest rotated away. Pure Python."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -11,52 +12,49 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-TEMPORARY = ".tmp-"
+from openrlhf.learner.folders.files import (
+    exchange,
+    files_below,
+    replace_file,
+    sync_directory,
+    sync_tree,
+    tree_size,
+    usual_modes,
+)
+from openrlhf.learner.folders.manifest import MANIFEST, NEW_PREFIX, PREFIX, Manifest, discard, remove_own
+
+log = logging.getLogger(__name__)
+
+TEMPORARY = NEW_PREFIX
 """Marks what is being written; a directory with this in its name is never complete."""
+OLD = f"{PREFIX}old-"
+"""Marks a checkpoint that a newer one of the same step is taking the place of."""
+PART = "checkpoint"
 
 
 @contextmanager
-def replace_directory(target: Path) -> Iterator[Path]:
-    """A fresh directory to write into, which takes the place of `target` when the block ends without an error.
-
-    Everything in it is on disk (fsync) before one rename makes it visible. An existing `target` steps aside just
-    before that and is deleted after it. An error leaves `target` as it was.
-    """
-    target = Path(os.path.abspath(target))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = target.parent / f"{TEMPORARY}{target.name}-{os.getpid()}"
-    shutil.rmtree(fresh, ignore_errors=True)
+def fresh_directory(target: Path) -> Iterator[Path]:
+    """A directory to fill, which becomes `target`, not there before, when the block ends without an error."""
+    fresh = target.parent / f"{TEMPORARY}{target.name}"
+    if fresh.exists() and (fresh / MANIFEST).is_file():
+        discard(fresh)  # of a process that was killed
     fresh.mkdir()
+    Manifest(fresh, moving={"files": {}}).write()
     try:
         yield fresh
-        sync_tree(fresh)
+        seal(fresh)
+        os.rename(fresh, target)
     except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
+        discard(fresh)
         raise
-    old = target.parent / f"{TEMPORARY}old-{target.name}-{os.getpid()}"
-    if target.exists():
-        os.rename(target, old)
-    os.rename(fresh, target)
     sync_directory(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
-def sync_tree(root: Path) -> None:
-    """fsync every file and directory under `root`."""
-    for folder, _, files in os.walk(root):
-        for name in files:
-            with open(os.path.join(folder, name), "rb") as handle:
-                os.fsync(handle.fileno())
-        sync_directory(Path(folder))
-
-
-def sync_directory(path: Path) -> None:
-    """fsync a directory, so that the names in it survive a crash."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def seal(folder: Path) -> None:
+    """Record everything in a folder that is about to get its name, with usual modes, and bring it to disk."""
+    usual_modes(folder, like=folder / MANIFEST)
+    Manifest.of_tree(folder, part=PART).write()
+    sync_tree(folder)
 
 
 METRIC_FILE = "metric.json"
@@ -78,7 +76,9 @@ class CheckpointStore:
     """The checkpoints under one folder: `global_step{N}`, each complete or absent, the oldest rotated away.
 
     max_num: how many to keep besides the best one. max_bytes: how much they may take together. The best and the newest
-    are never deleted, whatever the limits.
+    are never deleted, whatever the limits; nor is a file that a user put into a checkpoint.
+
+    Whoever writes holds the folder (`folders.lock`).
 
     Example: pending = store.begin(7); write into it; store.commit(7, metric=0.9)
     """
@@ -86,44 +86,88 @@ class CheckpointStore:
     def __init__(self, root: Path, *, max_num: int = 3, max_bytes: float = float("inf")) -> None:
         if max_num < 1:
             raise ValueError(f"--ckpt.max_num must be at least 1, got {max_num!r}")
-        self.root = Path(os.path.abspath(root))
+        self.root = Path(os.path.realpath(root))
         self.max_num = max_num
         self.max_bytes = max_bytes
+
+    def check(self) -> None:
+        """ValueError when a checkpoint of a run that starts anew would have to replace what no run wrote."""
+        for path in self.root.glob("global_step*"):
+            if STEP_NAME.fullmatch(path.name) and not path.is_dir():
+                raise ValueError(f"{str(path)!r} is where a checkpoint belongs and no folder: move it away")
+            if STEP_NAME.fullmatch(path.name) and _conflicts(path):
+                raise ValueError(
+                    f"{str(path)!r} has the name of a checkpoint and holds files that no run wrote or that were changed"
+                    " since: resume from it (--ckpt.load_enable), give another --ckpt.path, or move it away"
+                )
 
     def begin(self, step: int) -> Path:
         """A fresh folder for this step, to be filled and then committed. What an interrupted run left is removed."""
         self.root.mkdir(parents=True, exist_ok=True)
-        for leftover in self.root.glob(f"{TEMPORARY}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        self.recover()
         pending = self.pending(step)
         pending.mkdir()
+        Manifest(pending, moving={"files": {}}).write()
         return pending
 
     def commit(self, step: int, *, metric: float | None = None) -> Path:
         """Make the folder of `begin` the newest checkpoint, then rotate."""
         pending, target = self.pending(step), self.root / f"global_step{step}"
         (pending / METRIC_FILE).write_text(json.dumps({"step": step, "metric": metric}) + "\n")
-        sync_tree(pending)
-        old = self.root / f"{TEMPORARY}old-{target.name}"
+        seal(pending)
         if target.exists():
-            os.rename(target, old)
-        os.rename(pending, target)
-        sync_directory(self.root)
-        replace_file(self.root / LATEST_FILE, target.name + "\n")
-        shutil.rmtree(old, ignore_errors=True)
+            self._replace(pending, target)
+        else:
+            os.rename(pending, target)
+            sync_directory(self.root)
+        pointer = self.root / LATEST_FILE
+        if not os.path.lexists(pointer) or STEP_NAME.fullmatch(pointer.read_text().strip()):
+            replace_file(pointer, target.name + "\n")
         self._rotate(keep=step)
         return target
 
+    def _replace(self, pending: Path, target: Path) -> None:
+        """At one moment where the file system can swap two names; else `checkpoints` finds the old one meanwhile."""
+        _carry_over(target, pending)
+        old = pending
+        if not exchange(pending, target):
+            old = self.root / f"{OLD}{target.name}"
+            os.rename(target, old)
+            os.rename(pending, target)
+        sync_directory(self.root)
+        _drop(old, target)
+
+    def recover(self) -> None:
+        """Finish what an interrupted run began: half-written checkpoints go, one that stepped aside comes back."""
+        for path in sorted(self.root.glob(f"{PREFIX}*global_step*"), reverse=True):  # the old ones first
+            match = _IN_THE_WAY.fullmatch(path.name)
+            if match is None or not path.is_dir() or path.is_symlink():
+                continue
+            target = self.root / match[2]
+            if not (path / MANIFEST).is_file():
+                if not any(path.iterdir()):
+                    path.rmdir()
+            elif match[1] == OLD and (path / METRIC_FILE).is_file() and not target.exists():
+                os.rename(path, target)
+            elif Manifest.read(path).moving:
+                discard(path)
+            else:
+                _drop(path, target)
+        for path in self.root.glob("global_step*"):
+            if STEP_NAME.fullmatch(path.name) and (path / MANIFEST).is_file() and not (path / METRIC_FILE).is_file():
+                remove_own(path)
+        sync_directory(self.root)
+
     def checkpoints(self) -> list[Checkpoint]:
         """All complete checkpoints by rising step."""
-        found = []
-        for path in self.root.glob("global_step*"):
-            match = STEP_NAME.fullmatch(path.name)
+        found = {}
+        for path in [*self.root.glob(f"{OLD}global_step*"), *self.root.glob("global_step*")]:
+            match = STEP_NAME.fullmatch(path.name.removeprefix(OLD))
             if match is None or not (path / METRIC_FILE).is_file():
                 continue
             metric = json.loads((path / METRIC_FILE).read_text())["metric"]
-            found.append(Checkpoint(path=path, step=int(match[1]), metric=metric, size=tree_size(path)))
-        return sorted(found, key=lambda c: c.step)
+            found[int(match[1])] = Checkpoint(path=path, step=int(match[1]), metric=metric, size=tree_size(path))
+        return sorted(found.values(), key=lambda c: c.step)
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint; the pointer decides, and without a valid one the highest step."""
@@ -134,7 +178,7 @@ class CheckpointStore:
 
     def unfinished(self) -> list[Path]:
         """Folders that an interrupted save left, by name; the next `begin` removes them."""
-        return sorted(self.root.glob(f"{TEMPORARY}global_step*"))
+        return [path for path in sorted(self.root.glob(f"{TEMPORARY}global_step*")) if _unfinished(path)]
 
     def best(self) -> Checkpoint | None:
         """The checkpoint with the highest metric, the newer of equals; None when none has one."""
@@ -147,7 +191,7 @@ class CheckpointStore:
 
     def _rotate(self, keep: int) -> None:
         best = self.best()
-        kept = self.checkpoints()
+        kept = [c for c in self.checkpoints() if (c.path / MANIFEST).is_file()]  # without one we know no file of it
 
         def key(c: Checkpoint) -> tuple[bool, float, int]:
             return (c.metric is not None, c.metric if c.metric is not None else 0.0, c.step)
@@ -157,24 +201,56 @@ class CheckpointStore:
             others = len(kept) - (best is not None)
             if others <= self.max_num and sum(c.size for c in kept) <= self.max_bytes:
                 return
-            # Renamed first: a deletion that is interrupted must not leave half a checkpoint under a valid name.
-            doomed = self.root / f"{TEMPORARY}old-{checkpoint.path.name}"
-            os.rename(checkpoint.path, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            # Its metric goes first: a deletion that is interrupted must not leave half a checkpoint that looks whole.
+            left = remove_own(checkpoint.path, first=METRIC_FILE)
+            if left:
+                log.warning("%s was rotated away; %s, which no run wrote, stays", checkpoint.path, ", ".join(left))
             kept.remove(checkpoint)
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write a small file so that readers see the old or the new content, never a part."""
-    fresh = path.parent / f"{TEMPORARY}{path.name}"
-    with open(fresh, "w") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(fresh, path)
-    sync_directory(path.parent)
+_IN_THE_WAY = re.compile(rf"({re.escape(TEMPORARY)}|{re.escape(OLD)})(global_step\d+)")
 
 
-def tree_size(root: Path) -> int:
-    """Bytes of all files under `root`."""
-    return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, files in os.walk(root) for name in files)
+def _unfinished(path: Path) -> bool:
+    return (path / MANIFEST).is_file() and bool(Manifest.read(path).moving)
+
+
+def _foreign(checkpoint: Path) -> list[str]:
+    """Files of a checkpoint that no run wrote, or that were changed since."""
+    known: set[str] = set()
+    for path in [checkpoint / MANIFEST, *checkpoint.glob(f"*/{MANIFEST}"), *checkpoint.glob(f"*/*/{MANIFEST}")]:
+        if path.is_file():
+            manifest, folder = Manifest.read(path.parent), path.parent.relative_to(checkpoint)
+            known |= {str(folder / name) for name in manifest.files if manifest.owns(name)}
+            known.add(str(folder / MANIFEST))
+    half = f"/{TEMPORARY}"
+    return [name for name in files_below(checkpoint) if name not in known and half not in f"/{name}"]
+
+
+def _conflicts(checkpoint: Path) -> bool:
+    """Whether the checkpoint holds a foreign file where another one of the same step would have its own."""
+    own = Manifest.read(checkpoint).files
+    return (checkpoint / METRIC_FILE).is_file() and (not own or bool(own.keys() & set(_foreign(checkpoint))))
+
+
+def _carry_over(old: Path, new: Path) -> None:
+    """Give the files that no run wrote a second name in the new checkpoint, so that they are never without one."""
+    for name in _foreign(old):
+        if os.path.lexists(new / name):
+            raise ValueError(f"{str(old / name)!r} was not written by a run and is in the way of a checkpoint's file")
+        (new / name).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(old / name, new / name, follow_symlinks=False)
+        except OSError:  # a file system without hard links
+            shutil.copy2(old / name, new / name, follow_symlinks=False)
+
+
+def _drop(old: Path, new: Path) -> None:
+    """Remove a checkpoint whose place is taken; files that no run wrote are in the new one, too."""
+    for name in _foreign(old):
+        if os.path.lexists(new / name):
+            (old / name).unlink()
+        elif new.is_dir():
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            os.rename(old / name, new / name)
+    remove_own(old, first=METRIC_FILE)

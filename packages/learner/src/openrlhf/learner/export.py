@@ -8,8 +8,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from openrlhf.learner.checkpoint_dir import replace_directory
+from openrlhf.learner.folders.publish import publish
 from openrlhf.learner.modules import LearnerModule
+from openrlhf.learner.settings_files import save_config, save_model, write_generation_config, write_tokenizer
 from openrlhf.learner.tensor_parallel import TensorParallel
 from openrlhf.learner.weights import buckets, full_shape
 
@@ -40,42 +41,43 @@ def export_hf(
     path: str,
     tokenizer: Any,
     *,
+    source: str = "",
     averages: dict[str, Tensor] | None = None,
+    trial: bool = False,
 ) -> None:
-    """Write the model under `path`, replacing what was there. Collective; rank 0 writes.
+    """Write the model into the folder `path`; of what is there only an earlier export is replaced.
 
-    averages: the moving average of (some of) the weights, written beside the live model, in `<path>/ema`.
+    Collective; rank 0 writes.
+
+    source: the model that was trained: its generation configuration goes along. averages: the moving average of (some
+    of) the weights, written beside the live model, in `<path>/ema`. trial: everything is written and removed again.
     A critic or reward model keeps its head under its name, which the configuration records.
     """
     state = full_state_dict(module, tensor_parallel)
     if state is None:
         return
-    with replace_directory(Path(path)) as folder:
-        _write(module, state, tokenizer, folder)
+    with publish(path, trial=trial) as folder:
+        _write(module, dict(state), tokenizer, folder, source)
         if averages is not None:
             smooth = {name: averages.get(name, tensor).to(tensor.dtype) for name, tensor in state.items()}
-            _write(module, smooth, tokenizer, folder / "ema")
+            _write(module, smooth, tokenizer, folder / "ema", source)
 
 
-def _write(module: LearnerModule, state: dict[str, Tensor], tokenizer: Any, folder: Path) -> None:
-    _write_model(module, state, folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(str(folder))
-
-
-def _write_model(module: LearnerModule, state: dict[str, Tensor], folder: Path) -> None:
+def _write(module: LearnerModule, state: dict[str, Tensor], tokenizer: Any, folder: Path, source: str) -> None:
     config = module.model.config
     use_cache, config.use_cache = config.use_cache, True
     try:
         if module.head is None:
-            module.model.save_pretrained(str(folder), state_dict=state)
+            save_model(module.model, folder, source=source, state=state)
         else:
-            _write_scalar_model(module, state, folder)
+            _write_scalar_model(module, state, folder, source)
     finally:
         config.use_cache = use_cache
+    if tokenizer is not None:
+        write_tokenizer(tokenizer, folder)
 
 
-def _write_scalar_model(module: LearnerModule, state: dict[str, Tensor], folder: Path) -> None:
+def _write_scalar_model(module: LearnerModule, state: dict[str, Tensor], folder: Path, source: str) -> None:
     """As a sequence-classification model; transformers itself can load it when the head is called `score`."""
     from safetensors.torch import save_file
     from transformers import AutoModelForSequenceClassification
@@ -86,5 +88,7 @@ def _write_scalar_model(module: LearnerModule, state: dict[str, Tensor], folder:
     known: Any = AutoModelForSequenceClassification._model_mapping
     if type(config) in known:
         config.architectures = [known[type(config)].__name__]
-    config.save_pretrained(str(folder))
+    folder.mkdir(exist_ok=True)
+    save_config(config, folder)
+    write_generation_config(source, folder)
     save_file({k: v.contiguous() for k, v in state.items()}, str(folder / "model.safetensors"), {"format": "pt"})

@@ -258,16 +258,30 @@ class Learner:
         return weights.checkpoint_buckets(self.module, self.tensor_parallel, bucket_bytes, skip_frozen=skip_frozen)
 
     def export_hf(self, path: str, tokenizer: Any = None) -> None:
-        """Write a Hugging Face folder (safetensors, configuration, generation configuration, tokenizer), atomically.
+        """Write a Hugging Face folder: safetensors, configuration, and the model's own small files as they came.
 
         With a moving average it is written too, as a model of its own in `<path>/ema`. Of a model with adapters only
-        those are written.
+        those are written. Files in `path` that no run wrote stay.
         """
+        self._export(path, tokenizer, trial=False)
+
+    def try_export(self, path: str, tokenizer: Any = None) -> None:
+        """Write all that `export_hf` would and remove it again: what fails at the end of a run fails at its start.
+
+        Raises ValueError with what failed.
+        """
+        try:
+            self._export(path, tokenizer, trial=True)
+        except Exception as error:  # whatever transformers, safetensors or the disk have against it
+            raise ValueError(f"the export to {path!r}, tried before training, fails: {error}") from error
+
+    def _export(self, path: str, tokenizer: Any, *, trial: bool) -> None:
+        source = self.spec.model_path
         if has_adapters(self.module):
-            export_adapters(self.module, self.tensor_parallel, path, tokenizer, base=self.spec.model_path)
+            export_adapters(self.module, self.tensor_parallel, path, tokenizer, base=source, trial=trial)
         else:
             averages = None if self.ema is None else self.ema.full_state()
-            export_hf(self.module, self.tensor_parallel, path, tokenizer, averages=averages)
+            export_hf(self.module, self.tensor_parallel, path, tokenizer, source=source, averages=averages, trial=trial)
         self.collective.barrier()
 
     # -- between phases and runs

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from openrlhf.learner.checkpoint_dir import replace_directory
 from openrlhf.learner.config import LoraConfig
+from openrlhf.learner.folders.publish import publish
 from openrlhf.learner.loading import load_pretrained
 from openrlhf.learner.modules import LearnerModule
+from openrlhf.learner.settings_files import save_model, write_tokenizer
 from openrlhf.learner.tensor_parallel import TensorParallel
 from openrlhf.learner.weights import buckets
 
@@ -51,11 +52,11 @@ def has_adapters(module: LearnerModule) -> bool:
 
 
 def export_adapters(
-    module: LearnerModule, tensor_parallel: TensorParallel, path: str, tokenizer: Any, *, base: str
+    module: LearnerModule, tensor_parallel: TensorParallel, path: str, tokenizer: Any, *, base: str, trial: bool = False
 ) -> None:
-    """Write the adapters (and a scalar head) as a peft folder, atomically. Collective; rank 0 writes.
+    """Write the adapters (and a scalar head) as a peft folder; of what is there only an earlier export is replaced.
 
-    base: the model that they belong to.
+    Collective; rank 0 writes. base: the model that they belong to. trial: everything is written and removed again.
     """
     state = adapter_state(module, tensor_parallel)
     if not state:
@@ -67,7 +68,7 @@ def export_adapters(
     settings.inference_mode = True
     settings.task_type = "CAUSAL_LM" if module.head is None else "SEQ_CLS"
     settings.modules_to_save = None if module.head is None else [HEAD]
-    with replace_directory(Path(path)) as folder:
+    with publish(path, trial=trial) as folder:
         settings.save_pretrained(str(folder))
         save_file(state, str(folder / WEIGHTS), {"format": "pt"})
         if module.head is not None:
@@ -75,7 +76,7 @@ def export_adapters(
             values = {"mean": getattr(config, "mean", None), "std": getattr(config, "std", None)}
             (folder / REWARD).write_text(json.dumps(values) + "\n")
         if tokenizer is not None:
-            tokenizer.save_pretrained(str(folder))
+            write_tokenizer(tokenizer, folder)
 
 
 def adapter_state(module: LearnerModule, tensor_parallel: TensorParallel) -> dict[str, Tensor]:
@@ -114,9 +115,9 @@ def merge(base: str, adapter: str, output: str, *, reward_model: bool, dtype: An
                 setattr(merged.config, name, value)
     own = (Path(adapter) / "tokenizer_config.json").is_file()
     tokenizer = AutoTokenizer.from_pretrained(adapter if own else base)
-    with replace_directory(Path(output)) as folder:
-        merged.save_pretrained(str(folder))
-        tokenizer.save_pretrained(str(folder))
+    with publish(output, name="--output_path") as folder:
+        save_model(merged, folder, source=base)
+        write_tokenizer(tokenizer, folder)
 
 
 def import_peft() -> Any:

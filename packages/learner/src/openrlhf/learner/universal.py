@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from openrlhf.learner.checkpoint_dir import replace_directory
+from openrlhf.learner.checkpoint_dir import fresh_directory
 
 TAG = "deepspeed"
 UNIVERSAL_TAG = "deepspeed_universal"
@@ -30,7 +30,9 @@ def convert(folder: Path) -> Path:
     stage = json.loads((folder / INFO).read_text())["zero_stage"]
     if stage == 0:
         raise ValueError(f"{str(folder)!r} was written with --ds.zero_stage 0: it loads at any world size as it is")
-    with replace_directory(folder / UNIVERSAL_TAG) as out:
+    if (folder / UNIVERSAL_TAG).is_dir():  # complete, and a checkpoint never changes
+        return folder / UNIVERSAL_TAG
+    with fresh_directory(folder / UNIVERSAL_TAG) as out:
         ds_to_universal.main(
             argparse.Namespace(
                 input_folder=str(folder / TAG),

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import values_of
 from openrlhf.launcher.logging.sinks import ConsoleSink, GeneratedSample, JsonLinesSink, Sink, TensorBoardSink
 from openrlhf.launcher.logging.values import finite
-from openrlhf.launcher.logging.wandb_sink import MissingPackageError, WandbOptions, WandbSink
+from openrlhf.launcher.logging.wandb_sink import MissingPackageError, RunIdentity, WandbSink
 from openrlhf.launcher.redaction import redact_value
+from openrlhf.launcher.saved import saved_run_id
+from openrlhf.launcher.supervised_config import SupervisedConfig
+from openrlhf.learner.folders.manifest import PREFIX, Manifest
 
 log = logging.getLogger(__name__)
 
-
-class LoggerOptions(Protocol):
-    """The `logger.*` options."""
-
-    @property
-    def logging_steps(self) -> int: ...
-    @property
-    def tensorboard_dir(self) -> str | None: ...
-    @property
-    def wandb(self) -> WandbOptions: ...
-
-
-class HasLogger(Protocol):
-    """Any command's configuration."""
-
-    @property
-    def logger(self) -> LoggerOptions: ...
+METRICS = "metrics.jsonl"
+RECORD = f"{PREFIX}run.json"
 
 
 class RunLogger:
@@ -40,14 +30,25 @@ class RunLogger:
 
     Steps are logged when `step % --logger.logging_steps == 0`, evaluations and samples always. Values that are not
     finite are left out. With `--logger.tensorboard_dir` the folder `{dir}/{run name}` gets TensorBoard's files and
-    `metrics.jsonl`; with `--logger.wandb.key` the run is also sent to Weights & Biases.
+    `metrics.jsonl`; with `--logger.wandb.key` the run is also sent to Weights & Biases. A run that goes on after a kill
+    is the same run there (`run_id`, kept in its checkpoints), and no step stands in its logs twice.
     Raises ValueError at the start for a folder that can't be written and for a missing package; after that, nothing.
     """
 
-    def __init__(self, config: HasLogger, *, sinks: Sequence[Sink] | None = None) -> None:
+    def __init__(self, config: TrainPPOConfig | SupervisedConfig, *, sinks: Sequence[Sink] | None = None) -> None:
         self.every = max(config.logger.logging_steps, 1)
         self._broken: set[str] = set()
-        self._sinks = list(default_sinks(config) if sinks is None else sinks)
+        saved = saved_run_id(config)
+        self.run_id = saved or secrets.token_hex(4)
+        if sinks is None:
+            sinks = default_sinks(
+                config, RunIdentity(id=self.run_id, goes_on=saved is not None, record=_record(config))
+            )
+        self._sinks = list(sinks)
+
+    def resume(self, step: int) -> None:
+        """The run goes on after `step` steps: what the logs hold beyond them goes, or is not written again."""
+        self._each(lambda sink: sink.resume(step))
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics of one training step."""
@@ -85,7 +86,7 @@ class RunLogger:
                     )
 
 
-def default_sinks(config: HasLogger) -> list[Sink]:
+def default_sinks(config: TrainPPOConfig | SupervisedConfig, run: RunIdentity) -> list[Sink]:
     """The sinks that the options ask for."""
     options = config.logger
     sinks: list[Sink] = [ConsoleSink(sys.stdout)]
@@ -93,17 +94,45 @@ def default_sinks(config: HasLogger) -> list[Sink]:
         folder = Path(options.tensorboard_dir).expanduser() / options.wandb.run_name
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            sinks += [JsonLinesSink(folder / "metrics.jsonl"), TensorBoardSink(folder)]
+            claim_metrics(folder, goes_on=config.ckpt.load_enable)
+            sinks += [JsonLinesSink(folder / METRICS), TensorBoardSink(folder)]
         except OSError as error:
             raise ValueError(f"--logger.tensorboard_dir {options.tensorboard_dir!r}: {error}") from error
     if options.wandb.key is not None:
         try:
-            sinks.append(WandbSink(options.wandb, masked(config)))
+            sinks.append(WandbSink(options.wandb, masked(config), run))
         except MissingPackageError:
             raise
         except Exception as error:  # wandb's errors, and those of its service and the network
             log.warning("Weights & Biases does not work (%s: %s); the run goes on", type(error).__name__, error)
     return sinks
+
+
+def claim_metrics(folder: Path, *, goes_on: bool) -> None:
+    """Make `metrics.jsonl` in the folder this run's: that of an earlier run steps aside (`metrics.1.jsonl`).
+
+    Raises ValueError when there is one that no run wrote.
+    """
+    manifest = Manifest.read(folder)
+    if manifest.foreign([METRICS]):
+        raise ValueError(
+            f"--logger.tensorboard_dir: {str(folder / METRICS)!r} was written by no run that is recorded there: move "
+            "it away, or give another --logger.wandb.run_name"
+        )
+    if not goes_on and (folder / METRICS).is_file():
+        number = 1
+        while (aside := folder / f"metrics.{number}.jsonl").exists():
+            number += 1
+        (folder / METRICS).rename(aside)
+        manifest.note(aside.name, part="logs", grows=True)
+    manifest.note(METRICS, part="logs", grows=True)
+    manifest.write()
+
+
+def _record(config: TrainPPOConfig | SupervisedConfig) -> Path | None:
+    """Where the last logged step is noted; only beside checkpoints, from which a run can go on."""
+    folder = Path(config.ckpt.path).expanduser()
+    return folder / RECORD if config.ckpt.save_steps > 0 and folder.is_dir() else None
 
 
 def masked(config: object) -> dict[str, Any]:

@@ -10,7 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from openrlhf.learner.folders.files import replace_file
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
 
 Metrics = Mapping[str, float]
 
@@ -27,9 +32,15 @@ class GeneratedSample:
 
 
 class Sink(Protocol):
-    """Receives finite metrics only."""
+    """Receives finite metrics only.
+
+    `resume` comes before everything else, where a run goes on after `step` steps: what was logged beyond them will be
+    logged again, and must not stand there twice.
+    """
 
     name: str
+
+    def resume(self, step: int) -> None: ...
 
     def log_step(self, step: int, metrics: Metrics) -> None: ...
 
@@ -71,6 +82,9 @@ class ConsoleSink:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
+    def resume(self, step: int) -> None:
+        """What a terminal has shown stays."""
+
     def log_step(self, step: int, metrics: Metrics) -> None:
         parts = [f"step {step}", *(f"{word} {metrics[key]:.4g}" for key, word in _PROGRESS if key in metrics)]
         phases = " ".join(f"{word} {metrics[key]:.2f}" for key, word in _PHASES if key in metrics)
@@ -102,12 +116,23 @@ class TensorBoardSink:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder))
+        self._make = lambda purge: SummaryWriter(str(folder), purge_step=purge)
+        self._writer = None if any(folder.glob("events.out.tfevents.*")) else self._make(None)
+
+    @property
+    def _open(self) -> SummaryWriter:
+        self._writer = self._writer or self._make(None)
+        return self._writer
+
+    def resume(self, step: int) -> None:
+        """TensorBoard leaves out the earlier events of later steps."""
+        if self._writer is None:
+            self._writer = self._make(step + 1)
 
     def log_step(self, step: int, metrics: Metrics) -> None:
         for key, value in metrics.items():
-            self._writer.add_scalar(key, value, step)
-        self._writer.flush()
+            self._open.add_scalar(key, value, step)
+        self._open.flush()
 
     def log_evaluation(self, step: int, metrics: Metrics) -> None:
         self.log_step(step, metrics)
@@ -115,11 +140,12 @@ class TensorBoardSink:
     def log_samples(self, step: int, samples: Sequence[GeneratedSample]) -> None:
         for i, sample in enumerate(samples):
             head = f"reward {sample.reward}, label {sample.label!r}"
-            self._writer.add_text(f"generated_samples/{i}", f"{head}\n\n```\n{sample.text[:_MAX_TEXT]}\n```", step)
-        self._writer.flush()
+            self._open.add_text(f"generated_samples/{i}", f"{head}\n\n```\n{sample.text[:_MAX_TEXT]}\n```", step)
+        self._open.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class JsonLinesSink:
@@ -128,7 +154,17 @@ class JsonLinesSink:
     name = "metrics.jsonl"
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
+        self._there: set[tuple[str, int]] = set()
+
+    def resume(self, step: int) -> None:
+        """Take out the rows of later steps, and one that was cut off; rows that are there are not written again."""
+        rows = [row for line in self._path.read_bytes().splitlines() if (row := _row(line)) and row["step"] <= step]
+        self._file.close()
+        replace_file(self._path, "".join(json.dumps(row) + "\n" for row in rows))
+        self._file = self._path.open("a", encoding="utf-8")
+        self._there = {(_kind(row), row["step"]) for row in rows}
 
     def log_step(self, step: int, metrics: Metrics) -> None:
         self._write({"step": step, "time": time.time(), **metrics})
@@ -143,5 +179,22 @@ class JsonLinesSink:
         self._file.close()
 
     def _write(self, row: Mapping[str, Any]) -> None:
+        if (_kind(row), row["step"]) in self._there:
+            return
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
         self._file.flush()
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A row of `metrics.jsonl`; None for the part of one that a killed run left."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    if "generated_samples" in row:
+        return "samples"
+    return "evaluation" if any(key.startswith("eval/") for key in row) else "step"

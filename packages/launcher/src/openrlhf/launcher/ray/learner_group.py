@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from openrlhf.launcher.outputs import critic_folder
 from openrlhf.launcher.ray.calls import gather
 from openrlhf.launcher.ray.learner_actor import WORK_TIMEOUT
 from openrlhf.launcher.ray.weight_push import WeightPush
@@ -181,12 +182,12 @@ class RayLearner:
         if self.critic is not None:
             await self.critic.wait(self.critic.call(method, f"{folder}/critic"), what)
 
-    async def export(self, path: str) -> None:
-        await self.policy.wait(self.policy.call("export", path, self._tokenizer_path), "export")
+    async def export(self, path: str, *, trial: bool = False) -> None:
+        what = "trial of the export" if trial else "export"
+        await self.policy.wait(self.policy.call("export", path, self._tokenizer_path, trial=trial), what)
         if self.critic is not None and self._critic_export:
-            await self.critic.wait(
-                self.critic.call("export", path.rstrip("/") + "_critic", self._tokenizer_path), "critic export"
-            )
+            refs = self.critic.call("export", critic_folder(path), self._tokenizer_path, trial=trial)
+            await self.critic.wait(refs, f"critic {what}")
 
     async def shutdown(self) -> None:
         """End the ranks. Their state is on disk or not wanted, so they are not asked."""

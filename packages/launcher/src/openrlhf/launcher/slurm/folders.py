@@ -17,6 +17,8 @@ SOCKET_SUFFIX = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_stor
 """What Ray adds to its folder, with the widest process id."""
 MARGIN = 4
 """Ray numbers the sockets of further nodes on one machine: plasma_store_1."""
+LOCKS = ".openrlhf-*.lock"
+"""The locks of a job's nodes in its folder; a folder without one was not made by a job, and is never removed."""
 
 
 def choose_temp_dir(job_id: int, environ: Mapping[str, str], given: str = "") -> tuple[Path, str]:
@@ -52,14 +54,16 @@ class TempDir:
     """A job's folder on this node, held by a lock that ends with this process, however it ends."""
 
     def __init__(self, path: Path) -> None:
-        """Create the folder for this user alone. Raises ValueError if another user has it."""
+        """Create the folder for this user alone. Raises ValueError if another user, or something else, has it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
         if path.stat().st_uid != os.getuid():
             raise ValueError(f"{str(path)!r} belongs to another user: give another --temp-dir")
+        if any(path.iterdir()) and not list(path.glob(LOCKS)):
+            raise ValueError(f"{str(path)!r} holds files that no job put there: give another --temp-dir")
         self.path = path
-        self._lock = _lock(path / f"{socket.gethostname()}.lock")
+        self._lock = _lock(path / LOCKS.replace("*", socket.gethostname()))
 
     def close(self) -> None:
         """Remove the folder, unless another node of the job shares it and still works."""
@@ -77,14 +81,14 @@ def remove_abandoned(root: Path) -> list[Path]:
     for path in root.iterdir():
         if not re.fullmatch(r"r\d+", path.name) or not path.is_dir() or path.stat().st_uid != os.getuid():
             continue
-        if list(path.glob("*.lock")) and not _in_use(path):
+        if list(path.glob(LOCKS)) and not _in_use(path):
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path)
     return removed
 
 
 def _in_use(path: Path) -> bool:
-    for lock in path.glob("*.lock"):
+    for lock in path.glob(LOCKS):
         handle = _lock(lock)
         if handle is None:
             return True

@@ -27,6 +27,7 @@ from openrlhf.launcher.slurm.submit import (
     split_at_dashes,
 )
 from openrlhf.launcher.subcommand_parser import SubcommandParser
+from openrlhf.learner.folders.files import replace_file
 
 TABLE = "sweep.json"
 """In --sweep-dir: the values of each run, by its folder."""
@@ -62,9 +63,22 @@ def combinations(settings: Sequence[str]) -> list[dict[str, str]]:
 
 
 def run_flags(flags: Sequence[str], values: dict[str, str], folder: Path) -> list[str]:
-    """The command line of one run: its values and its own folder come last and win."""
-    own = {"ckpt.output_dir": str(folder), "ckpt.path": str(folder / "checkpoints")}
+    """The command line of one run: its values, its own folders and the name of its logs come last and win."""
+    own = {
+        "ckpt.output_dir": str(folder),
+        "ckpt.path": str(folder / "checkpoints"),
+        "logger.wandb.run_name": f"{folder.parent.name}_{folder.name}",
+    }
     return [*flags, *(word for name, value in (own | values).items() for word in (f"--{name}", value))]
+
+
+def write_table(root: Path, table: str) -> None:
+    """Say which run has which values; the table of another sweep stays, and so do its runs' folders."""
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / TABLE
+    if path.exists() and path.read_text(encoding="utf-8") != table:
+        raise OptionError(f"--sweep-dir {str(root)!r} holds another sweep ({TABLE}): give another folder")
+    replace_file(path, table)
 
 
 def _submit(options: argparse.Namespace, flags: Sequence[str]) -> int:
@@ -82,8 +96,7 @@ def _submit(options: argparse.Namespace, flags: Sequence[str]) -> int:
             return ask_slurm(executor)
         sys.stdout.write(executor.script() + "\n")
         return 0
-    root.mkdir(parents=True, exist_ok=True)
-    (root / TABLE).write_text(json.dumps(runs, indent=1) + "\n")
+    write_table(root, json.dumps(runs, indent=1) + "\n")
     jobs = hand_over(lambda: submit_array(executor, [Job(spec) for spec in specs]))
     ids = [job.job_id for job in jobs]
     report(options, ids, ids[0])

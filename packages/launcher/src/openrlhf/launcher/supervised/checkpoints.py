@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from openrlhf.launcher.saved import RUN, STATE_FILE
 from openrlhf.launcher.supervised.process import is_first
 from openrlhf.launcher.supervised_config import SupervisedCkptConfig
 from openrlhf.learner.checkpoint_dir import CheckpointStore
@@ -16,7 +17,6 @@ from openrlhf.learner.learner import Learner
 log = logging.getLogger(__name__)
 
 GIB = float(1 << 30)
-STATE_FILE = "trainer.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,8 @@ class Progress:
 class SupervisedCheckpoints:
     """When to save and where to go on. Methods are collective; rank 0 makes and names the folders.
 
-    fingerprint: what the data position depends on; a checkpoint with another one is refused.
+    run_id: the run's name for loggers. fingerprint: what the data position depends on; a checkpoint with another one is
+    refused.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class SupervisedCheckpoints:
         tokenizer: Any,
         *,
         config_toml: str,
+        run_id: str,
         fingerprint: dict[str, Any],
     ) -> None:
         self._config = config
         self._learner = learner
         self._tokenizer = tokenizer
         self._config_toml = config_toml
+        self._run_id = run_id
         self._fingerprint = fingerprint
         self._store = CheckpointStore(
             Path(config.path).expanduser(), max_num=config.max_num, max_bytes=config.max_mem * GIB
@@ -94,6 +97,6 @@ class SupervisedCheckpoints:
 
     def _write_state(self, folder: Path, progress: Progress) -> None:
         folder.mkdir()
-        state = {"progress": asdict(progress), "fingerprint": self._fingerprint}
+        state = {"progress": asdict(progress), "fingerprint": self._fingerprint, RUN: self._run_id}
         (folder / STATE_FILE).write_text(json.dumps(state, indent=1) + "\n")
         (folder / "config.toml").write_text(self._config_toml)

@@ -57,7 +57,10 @@ class SupervisedTrainer:
         Raises:
             StoppedAfterSave: it was warned.
         """
+        self.parts.learner.try_export(self.config.ckpt.output_dir, self.parts.tokenizer)
         self.progress = self.parts.checkpoints.restore()
+        if self.config.ckpt.load_enable:
+            self.parts.logger.resume(self.progress.step)
         while self.progress.epoch < self.config.train.max_epochs:
             self._epoch()
         if self.parts.task.role is Role.REWARD and self._evaluated_at != self.progress.step:

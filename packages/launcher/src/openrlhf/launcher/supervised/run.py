@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from pathlib import Path
 
 from openrlhf.launcher import signals
 from openrlhf.launcher.errors import report_error
+from openrlhf.launcher.outputs import absolute
 from openrlhf.launcher.redaction import configure_logging
 from openrlhf.launcher.supervised.process import complete_environment, is_first
 from openrlhf.launcher.supervised_config import SupervisedRun, TrainDPOConfig, TrainRMConfig, TrainSFTConfig
@@ -21,6 +21,7 @@ def train_supervised(config: SupervisedRun) -> int:
     configure_logging(level, quiet=("httpx", "filelock", "datasets"))
     signals.install()
     warned = signals.Warned()
+    config = absolute(config)
     try:
         check_at_first(config)
     except (OSError, ValueError) as error:
@@ -37,8 +38,7 @@ def train_supervised(config: SupervisedRun) -> int:
     except Exception as error:
         return report_error(error)
     if is_first():
-        where = Path(config.ckpt.output_dir).resolve()
-        sys.stdout.write(f"done: {progress.step} optimiser steps\n  model: {where}\n")
+        sys.stdout.write(f"done: {progress.step} optimiser steps\n  model: {config.ckpt.output_dir}\n")
         sys.stdout.flush()
     return 0
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 from openrlhf.launcher.data.supervised import SupervisedDataset, load_supervised
 from openrlhf.launcher.logging.logger import RunLogger
+from openrlhf.launcher.outputs import hold_outputs, try_export_settings
 from openrlhf.launcher.preflight import check_model, check_readers
 from openrlhf.launcher.saved import config_toml
 from openrlhf.launcher.signals import Warned
@@ -14,7 +16,7 @@ from openrlhf.launcher.supervised.batches import Batches
 from openrlhf.launcher.supervised.checkpoints import Progress, SupervisedCheckpoints
 from openrlhf.launcher.supervised.loop import Parts, SupervisedTrainer
 from openrlhf.launcher.supervised.process import is_first
-from openrlhf.launcher.supervised.task import Task, make_task
+from openrlhf.launcher.supervised.task import Task, command_of, make_task
 from openrlhf.launcher.supervised_config import SupervisedRun, TrainDPOConfig
 from openrlhf.launcher.tokenizers import chat_template, load_tokenizer
 from openrlhf.learner.config import LoraConfig
@@ -28,6 +30,13 @@ EVALUATED_SHARE, EVALUATED_LEAST = 100, 32
 
 def run_session(config: SupervisedRun, warned: Warned) -> Progress:
     """Train; returns where the run ended. What can be wrong with the data is found before a model is loaded."""
+    with ExitStack() as held:
+        if is_first():
+            held.enter_context(hold_outputs(command_of(config), config))
+        return _train(config, warned)
+
+
+def _train(config: SupervisedRun, warned: Warned) -> Progress:
     model = check_model(config.model.model_name_or_path, "--model.model_name_or_path")
     tokenizer = load_tokenizer(model, flag="--model.model_name_or_path")
     if isinstance(config, TrainDPOConfig) and config.ref.model_name_or_path is not None:
@@ -37,6 +46,8 @@ def run_session(config: SupervisedRun, warned: Warned) -> Progress:
         tokenizer.chat_template = chat_template(config.data.tokenizer_chat_template)
     task = make_task(config, tokenizer)
     train, evaluation = load_data(config, task)
+    if is_first():
+        try_export_settings(config.ckpt.output_dir, model, tokenizer)
     init_distributed()
     try:
         parts = make_parts(config, task, tokenizer, train, evaluation)
@@ -119,6 +130,7 @@ def make_parts(
             learner,
             tokenizer,
             config_toml=config_toml(task.command, config),
+            run_id=logger.run_id,
             fingerprint={"units": len(train), "seed": config.train.seed, "batch_size": config.train.batch_size},
         ),
         logger=logger,

@@ -30,6 +30,13 @@ class Task:
     reference: str | None = None
 
 
+def command_of(config: SupervisedRun) -> Command[Any]:
+    """The command whose configuration it is."""
+    if isinstance(config, TrainSFTConfig):
+        return TRAIN_SFT
+    return TRAIN_RM if isinstance(config, TrainRMConfig) else TRAIN_DPO
+
+
 def make_task(config: SupervisedRun, tokenizer: Any) -> Task:
     """The task of a resolved configuration."""
     if isinstance(config, TrainSFTConfig):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openrlhf.launcher.config import CkptConfig
+from openrlhf.launcher.saved import RUN, STATE_FILE
 from openrlhf.launcher.trainer.untrained import read_untrained, write_untrained
 from openrlhf.learner.checkpoint_dir import CheckpointStore
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GIB = float(1 << 30)
-STATE_FILE = "trainer.json"
 
 
 class Checkpoints:
@@ -56,7 +56,7 @@ class Checkpoints:
         step = trainer.state.step
         if not self._config.disable_ds:
             # both at one moment: sampling goes on while the ranks write
-            own, untrained = trainer.state_dict(), trainer.pipeline.untrained()
+            own, untrained = trainer.state_dict() | {RUN: trainer.parts.sink.run_id}, trainer.pipeline.untrained()
             pending = self._store.begin(step)
             await trainer.parts.learner.save(str(pending))
             state = pending / "state"

@@ -36,7 +36,11 @@ LOGGED_SAMPLES = 2
 
 
 class MetricSink(Protocol):
-    """Where metrics go; it never raises."""
+    """Where metrics go; it never raises. run_id: the run's name there, the same after a restart."""
+
+    run_id: str
+
+    def resume(self, step: int) -> None: ...
 
     def log_step(self, step: int, metrics: dict[str, float]) -> None: ...
 
@@ -129,9 +133,12 @@ class Trainer:
 
         Raises NoOptimizerStepError when nothing was trained on, StoppedAfterSave after `stop_after_step`.
         """
+        await self.parts.learner.export(self.config.ckpt.output_dir, trial=True)
         if not await self.checkpoints.restore(self):
             await self._start_reward_norm()
             self.pipeline.start()
+        if self.config.ckpt.load_enable:
+            self.parts.sink.resume(self.state.step)
         await self.parts.learner.push_weights(self.state.version)
         self.pipeline.limit(self._last_batch())
         try:

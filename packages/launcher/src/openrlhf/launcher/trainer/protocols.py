@@ -151,8 +151,8 @@ class Learner(Protocol):
         """Restore what `save` wrote."""
         ...
 
-    async def export(self, path: str) -> None:
-        """Write the policy as a Hugging Face model with its tokenizer."""
+    async def export(self, path: str, *, trial: bool = False) -> None:
+        """Write the policy as a Hugging Face model with its tokenizer. trial: and remove it again."""
         ...
 
     async def shutdown(self) -> None: ...

@@ -175,14 +175,16 @@ class RankTrainer:
         assert scored is not None, "only language models are checked"
         return scored.tolist()
 
-    def export(self, path: str, tokenizer_path: str) -> None:
-        """Write the model with the tokenizer (or the processor, which holds it) of another folder or hub name."""
+    def export(self, path: str, tokenizer_path: str, *, trial: bool = False) -> None:
+        """Write the model with the tokenizer (or the processor, which holds it) of another folder or hub name.
+
+        trial: everything is written and removed again.
+        """
         from transformers import AutoTokenizer
 
-        if self.config.processor_path is not None:
-            self.learner.export_hf(path, load_processor(tokenizer_path))
-        else:
-            self.learner.export_hf(path, AutoTokenizer.from_pretrained(tokenizer_path))
+        loads = AutoTokenizer.from_pretrained if self.config.processor_path is None else load_processor
+        write = self.learner.try_export if trial else self.learner.export_hf
+        write(path, loads(tokenizer_path))
 
     def save(self, folder: str) -> None:
         """Write this rank's part of a checkpoint; rank 0 makes the folder."""
