@@ -10,7 +10,7 @@ from torch import Tensor
 
 from openrlhf.learner.folders.publish import publish
 from openrlhf.learner.modules import LearnerModule
-from openrlhf.learner.settings_files import save_config, save_model, write_generation_config, write_tokenizer
+from openrlhf.learner.settings_files import save_model, write_generation_config, write_tokenizer
 from openrlhf.learner.tensor_parallel import TensorParallel
 from openrlhf.learner.weights import buckets, full_shape
 
@@ -89,6 +89,6 @@ def _write_scalar_model(module: LearnerModule, state: dict[str, Tensor], folder:
     if type(config) in known:
         config.architectures = [known[type(config)].__name__]
     folder.mkdir(exist_ok=True)
-    save_config(config, folder)
+    config.save_pretrained(str(folder))
     write_generation_config(source, folder)
     save_file({k: v.contiguous() for k, v in state.items()}, str(folder / "model.safetensors"), {"format": "pt"})

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +68,6 @@ def write_generation_config(source: str, folder: Path, own: Any = None) -> None:
         own.to_json_file(folder / GENERATION)
 
 
-def save_config(config: Any, folder: Path) -> None:
-    """`config.json`, also of a model that keeps settings of generation in it, which transformers reads but refuses."""
-    with saveable(config) as put_back:
-        config.save_pretrained(str(folder))
-        put_back(folder)
-
-
 def save_model(model: Any, folder: Path, *, source: str, state: dict[str, Any] | None = None) -> None:
     """`save_pretrained`, with the settings of generation as the model at `source` has them."""
     from transformers import GenerationConfig
@@ -85,40 +76,18 @@ def save_model(model: Any, folder: Path, *, source: str, state: dict[str, Any] |
     if own is not None:
         model.generation_config = GenerationConfig()
     try:
-        with saveable(model.config) as put_back:
-            model.save_pretrained(str(folder), **({} if state is None else {"state_dict": state}))
-            put_back(folder)
+        model.save_pretrained(str(folder), **({} if state is None else {"state_dict": state}))
     finally:
         if own is not None:
             model.generation_config = own
     write_generation_config(source, folder, own)
 
 
-@contextmanager
-def saveable(config: Any) -> Iterator[Any]:
-    """Inside, the configuration can be saved; call what it yields with the folder afterwards."""
-    extra: dict[str, Any] = config._get_generation_parameters()
-    for name in extra:
-        delattr(config, name)
-
-    def put_back(folder: Path) -> None:
-        if extra:
-            path = folder / "config.json"
-            content = json.loads(path.read_text(encoding="utf-8")) | extra
-            path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-    try:
-        yield put_back
-    finally:
-        for name, value in extra.items():
-            setattr(config, name, value)
-
-
 def try_settings(model_path: str, tokenizer: Any, folder: Path) -> None:
     """Write all small files of the model; what cannot be saved is found without loading its weights."""
     from transformers import AutoConfig
 
-    save_config(AutoConfig.from_pretrained(model_path), folder)
+    AutoConfig.from_pretrained(model_path).save_pretrained(str(folder))
     write_generation_config(model_path, folder)
     write_tokenizer(tokenizer, folder)
 
