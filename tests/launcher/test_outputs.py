@@ -54,7 +54,7 @@ def test_l03_paths_are_those_of_the_driver_s_folder(
         ("/scratch/r7/session_2026-01-01_00-00-00_000000_1/runtime_resources/working_dir_files/_ray_pkg_0a", True),
         ("/tmp/ray/out", True),
         ("/tmp/rayleigh/out", False),
-        ("/home/a/session_notes/out", False),
+        ("/data/session_notes/out", False),
     ],
 )
 def test_x05_a_folder_that_ray_empties_is_warned_about(
