@@ -17,6 +17,7 @@ from openrlhf.launcher.flags import build
 from openrlhf.launcher.outputs import absolute, hold_merged, hold_outputs, outputs, ray_owns, try_export_settings
 from openrlhf.launcher.parsing import parse_train_ppo
 from openrlhf.launcher.supervised_config import LoraCombinerConfig, TrainSFTConfig
+from openrlhf.learner.checkpoint_dir import CheckpointStore
 from openrlhf.learner.folders.lock import FolderInUseError
 from openrlhf.learner.folders.publish import publish
 from support import folder_writers
@@ -100,8 +101,9 @@ def test_l14_a_configuration_of_the_user_stays(tmp_path: Path, monkeypatch: pyte
 def test_x01_defaults_and_the_working_folder_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.md").write_text("mine")
-    (tmp_path / "ckpt" / "checkpoints_sft" / "global_step5").mkdir(parents=True)
-    (tmp_path / "ckpt" / "checkpoints_sft" / "global_step5" / "w").write_text("weights")
+    store = CheckpointStore(tmp_path / "ckpt" / "checkpoints_sft")
+    (store.begin(5) / "w").write_text("weights")
+    store.commit(5)
     for config in (TrainSFTConfig(), build(TrainSFTConfig(), {"ckpt.output_dir": "."})):
         with hold_outputs(TRAIN_SFT, absolute(config)), publish(config.ckpt.output_dir) as fresh:
             folder_writers.write_model(fresh, 1)

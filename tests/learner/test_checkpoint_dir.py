@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf.learner.checkpoint_dir import TEMPORARY, CheckpointStore
+from openrlhf.learner.checkpoint_dir import OLD, TEMPORARY, CheckpointStore
 from support import learner_saver
 
 
@@ -111,6 +111,34 @@ def test_lost_pointer_falls_back_to_the_highest_step(tmp_path: Path) -> None:
     save(store, 10)
     (tmp_path / "latest").unlink()
     assert latest_step(store) == 10
+
+
+def test_x01_files_of_the_user_stay_when_a_checkpoint_is_replaced_or_rotated_away(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, max_num=1)
+    for again in range(2):  # the second time in the place of the first
+        (save(store, 1, size=10 + again) / "notes.md").write_text("mine")
+    assert (tmp_path / "global_step1" / "data").stat().st_size == 11
+    save(store, 2)
+    assert steps(store) == [2]
+    assert [str(p.relative_to(tmp_path)) for p in tmp_path.glob("global_step1/*")] == ["global_step1/notes.md"]
+    with pytest.raises(ValueError, match=r"/global_step1' has the name of a checkpoint and holds what no run wrote"):
+        store.check()
+    store.check(resume=True)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_x01_what_had_stepped_aside_comes_back(tmp_path: Path, recorded: bool) -> None:
+    """A file system that cannot swap two names: a kill between two renames."""
+    store = CheckpointStore(tmp_path)
+    if recorded:
+        save(store, 1)
+    (tmp_path / "global_step1").mkdir(exist_ok=True)
+    (tmp_path / "global_step1" / "notes.md").write_text("mine")
+    (tmp_path / "global_step1").rename(tmp_path / f"{OLD}global_step1")
+    assert steps(store) == ([1] if recorded else [])  # found there, too
+    store.recover()
+    assert (tmp_path / "global_step1" / "notes.md").read_text() == "mine"
+    assert steps(store) == ([1] if recorded else [])
 
 
 def check_kills_while_saving(root: Path, delays: list[float]) -> None:

@@ -76,8 +76,7 @@ def _run(run: Run, version: int, saved: Callable[[int], Any]) -> int:
         recover(run.out)
         if trouble := in_the_way(run.out, []):
             raise ValueError(taken_message(run.out, trouble, "--ckpt.output_dir"))
-        if not run.resume:
-            store.check()
+        store.check(resume=run.resume)
         write_text(run.out, ("config.toml", "openrlhf_config.toml"), f"version {version}", part="run")
         with publish(run.out, trial=True) as fresh:
             write_export(fresh, version, run.shards)

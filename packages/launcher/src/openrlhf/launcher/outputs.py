@@ -96,8 +96,8 @@ def hold_outputs(command: Command[Any], config: TrainPPOConfig | SupervisedRun) 
             if output.model:
                 recover(Path(os.path.realpath(output.path)))
                 check_export(output.path, output.flag)
-            elif output.what == "checkpoints" and not config.ckpt.load_enable:
-                CheckpointStore(output.path).check()
+            elif output.what == "checkpoints":
+                CheckpointStore(output.path).check(resume=config.ckpt.load_enable)
         for output in found:
             if output.what in ("model", "logs"):
                 write_text(output.path, CONFIG_NAMES, config_toml(command, config), part="run")

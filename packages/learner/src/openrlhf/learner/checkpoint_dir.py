@@ -90,15 +90,20 @@ class CheckpointStore:
         self.max_num = max_num
         self.max_bytes = max_bytes
 
-    def check(self) -> None:
-        """ValueError when a checkpoint of a run that starts anew would have to replace what no run wrote."""
+    def check(self, *, resume: bool = False) -> None:
+        """ValueError when a checkpoint that is to come would have to replace what no run wrote.
+
+        resume: the run goes on from the newest one, so that only later steps come.
+        """
+        newest = self.latest() if resume else None
         for path in self.root.glob("global_step*"):
-            if STEP_NAME.fullmatch(path.name) and not path.is_dir():
-                raise ValueError(f"{str(path)!r} is where a checkpoint belongs and no folder: move it away")
-            if STEP_NAME.fullmatch(path.name) and _conflicts(path):
+            match = STEP_NAME.fullmatch(path.name)
+            if match is None or (newest is not None and int(match[1]) <= newest.step):
+                continue
+            if not path.is_dir() or _conflicts(path):
                 raise ValueError(
-                    f"{str(path)!r} has the name of a checkpoint and holds files that no run wrote or that were changed"
-                    " since: resume from it (--ckpt.load_enable), give another --ckpt.path, or move it away"
+                    f"{str(path)!r} has the name of a checkpoint and holds what no run wrote or was changed since: "
+                    "move it away, give another --ckpt.path, or resume from it if it is one (--ckpt.load_enable)"
                 )
 
     def begin(self, step: int) -> Path:
@@ -144,11 +149,13 @@ class CheckpointStore:
             if match is None or not path.is_dir() or path.is_symlink():
                 continue
             target = self.root / match[2]
-            if not (path / MANIFEST).is_file():
+            if match[1] == OLD and not target.exists():
+                os.rename(path, target)
+            elif not (path / MANIFEST).is_file():
                 if not any(path.iterdir()):
                     path.rmdir()
-            elif match[1] == OLD and (path / METRIC_FILE).is_file() and not target.exists():
-                os.rename(path, target)
+                elif match[1] == OLD:  # a folder of the user's that stepped aside; its files are in the new one, too
+                    _drop(path, target)
             elif Manifest.read(path).moving:
                 discard(path)
             else:
@@ -228,9 +235,9 @@ def _foreign(checkpoint: Path) -> list[str]:
 
 
 def _conflicts(checkpoint: Path) -> bool:
-    """Whether the checkpoint holds a foreign file where another one of the same step would have its own."""
-    own = Manifest.read(checkpoint).files
-    return (checkpoint / METRIC_FILE).is_file() and (not own or bool(own.keys() & set(_foreign(checkpoint))))
+    """Whether another checkpoint of the same step would find a foreign file in the place of one of its own."""
+    own, foreign = Manifest.read(checkpoint).files, _foreign(checkpoint)
+    return bool(foreign) if not own else not own.keys().isdisjoint(foreign)
 
 
 def _carry_over(old: Path, new: Path) -> None:
