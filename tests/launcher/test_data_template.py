@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from openrlhf.launcher.data.chat import ChatRenderer, turn_stops
 from openrlhf.launcher.data.examples import conversation_segments
 from openrlhf.launcher.data.messages import PromptError
 from openrlhf.launcher.data.turns import EndKind, TurnEnd
+from openrlhf.launcher.tokenizers import chat_template
 from support.chat_families import FAMILIES
 from support.chat_family import chatml
 from support.chat_sweep import SHAPES, TOOL, family_tokenizer, outcome
@@ -103,6 +105,15 @@ def test_t06_a_way_out_of_a_generation_prompt_that_no_conversation_holds() -> No
         PromptError, match=r"message 1: .* \(add_generation_prompt\).* with --data\.tokenizer_chat_template$"
     ):
         trained(renderer(other.replace("<|im_start|>{{ m.role }}", "{{ m.role }}")), chat())
+
+
+def test_t06_the_template_that_replaces_the_tokenizers_is_text_or_a_file(tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text("\ufeff" + CHATML, encoding="utf-8")
+    assert chat_template(CHATML) == CHATML == chat_template(str(tmp_path / "chat.jinja"))
+    with pytest.raises(
+        ValueError, match=r"--data\.tokenizer_chat_template 'chat\.jinja': neither a template .* nor the p"
+    ):
+        chat_template("chat.jinja")
 
 
 def test_t06_a_question_that_is_written_anew_once_it_is_answered() -> None:

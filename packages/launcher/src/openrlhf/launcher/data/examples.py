@@ -149,7 +149,7 @@ def _start(renderer: ChatRenderer, before: Sequence[dict[str, Any]], tools: Any,
     start = common(opened, short)
     header = renderer.ends.header
     closed = renderer.chat.write(before, tools, answer_next=False)
-    if header is None:  # no generation prompt, or one that a conversation does not begin an answer with
+    if header is None:  # a conversation begins an answer with something else than the generation prompt
         return start if start == len(opened) != len(closed) else None
     if start == len(opened):
         # Some templates ask for an answer only behind a user's message: what stands before it is skipped here.
