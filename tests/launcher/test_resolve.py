@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from openrlhf.launcher.commands import TRAIN_DPO, TRAIN_RM, TRAIN_SFT
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import values_of
-from openrlhf.launcher.machine import Machine, detect_machine
+from openrlhf.launcher.machine import FLASH_ATTENTION, Machine, detect_machine, installed_flash_attention
 from openrlhf.launcher.parsing import parse, parse_train_ppo
 from openrlhf.launcher.resolve import resolve, resolve_supervised
 
@@ -163,3 +164,39 @@ def test_supervised_changes_are_announced(command: Any, line: str, path: str, va
     config, notes = resolve_supervised(parse(command, line.split()).config, CPU, prefix="x")
     assert values_of(config)[path] == value
     assert [note for note in notes if words in note]
+
+
+WITHOUT_FLASH = Machine(gpus=8, flash_attention=frozenset())
+
+
+def attention(machine: Machine, *argv: str) -> tuple[str, list[str]]:
+    config, notes = resolved(machine, *argv)
+    sft, sft_notes = resolve_supervised(parse(TRAIN_SFT, argv).config, machine, prefix="x")
+    assert (sft.ds.attn_implementation, sft_notes) == (config.ds.attn_implementation, notes)
+    return config.ds.attn_implementation, notes
+
+
+def test_f_flash_attention_has_no_fp32_kernel() -> None:
+    assert attention(GPUS, "--ds.param_dtype", "fp32") == ("sdpa", [])
+    assert attention(GPUS, "--ds.param_dtype", "fp16")[0] == "flash_attention_2"
+
+
+def test_g_without_flash_attn_auto_is_sdpa() -> None:
+    name, (note,) = attention(WITHOUT_FLASH)
+    assert (name, note) == (
+        "sdpa",
+        "flash-attn is not installed: --ds.attn_implementation becomes sdpa; "
+        "pip install flash-attn --no-build-isolation",
+    )
+    assert attention(WITHOUT_FLASH, "--ds.param_dtype", "fp32") == ("sdpa", [])
+    assert attention(WITHOUT_FLASH, "--ds.attn_implementation", "eager") == ("eager", [])
+    assert attention(WITHOUT_FLASH, "--ds.attn_implementation", "flash_attention_2") == ("flash_attention_2", [])
+
+
+def test_g_installed_kernels_are_those_of_this_environment(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    assert detect_machine({}, tmp_path).flash_attention == installed_flash_attention()
+    for name, distribution in FLASH_ATTENTION.items():
+        there = any(d.name.lower().replace("_", "-") == distribution for d in importlib.metadata.distributions())
+        assert (name in installed_flash_attention()) == there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -155,3 +156,31 @@ def test_warning(line: str, words: str, silent: str) -> None:
 @pytest.mark.parametrize("rule", [*RL_RULES, *WARNINGS], ids=lambda rule: rule.__name__)
 def test_a_rule_says_what_it_guards(rule: object) -> None:
     assert rule.__doc__
+
+
+@pytest.mark.parametrize(
+    ("line", "installed", "words"),
+    [
+        ("--ds.param_dtype fp32", GPUS.flash_attention, ["has no fp32 kernel", "--ds.attn_implementation sdpa"]),
+        ("", frozenset(), ["pip install flash-attn --no-build-isolation", "--ds.attn_implementation sdpa"]),
+    ],
+    ids=["f", "g"],
+)
+def test_flash_attention_by_name(line: str, installed: frozenset[str], words: list[str]) -> None:
+    machine = replace(GPUS, flash_attention=installed)
+    (violation,) = broken(f"{RLOO} --ds.attn_implementation flash_attention_2 {line}", machine)
+    assert all(word in str(violation) for word in words)
+    assert broken(f"{RLOO} --ds.attn_implementation flash_attention_2", replace(GPUS, gpus=0)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "installed", "words"),
+    [
+        ("", frozenset(), "pip install flash-attn --no-build-isolation (then"),
+        ("--ds.param_dtype fp32", GPUS.flash_attention, "flash_attention_2 with --ds.param_dtype bf16"),
+    ],
+    ids=["g", "f"],
+)
+def test_packing_without_flash_attention(line: str, installed: frozenset[str], words: str) -> None:
+    (violation,) = broken(f"{RLOO} --ds.packing_samples {line}", replace(GPUS, flash_attention=installed))
+    assert words in str(violation)

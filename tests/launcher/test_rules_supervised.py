@@ -53,6 +53,12 @@ CASES = [
         "ds.packing_samples",
         "flash",
     ),
+    (
+        "train_sft",
+        f"{ANSWER} --ds.param_dtype fp32 --ds.attn_implementation flash_attention_2",
+        "ds.param_dtype",
+        "no fp32 kernel",
+    ),
     ("train_sft", "--data.input_template {}", "data.output_key", "no field holds the response"),
     ("train_sft", f"{PLAIN} --data.apply_chat_template", "data.apply_chat_template", "as it stands"),
     ("train_sft", f"{PLAIN} --data.input_template Q:{{}}", "data.input_template", "as it stands"),

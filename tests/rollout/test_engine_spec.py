@@ -93,3 +93,9 @@ def test_images_are_limited_and_other_inputs_left_out() -> None:
     assert EngineSpec(model="m").vllm_args()["limit_mm_per_prompt"] == {"image": 0}
     limits = EngineSpec(model="m", max_images_per_prompt=2).vllm_args()["limit_mm_per_prompt"]
     assert limits == {"image": 2, "video": 0, "audio": 0}
+
+
+def test_h_full_determinism_makes_gpu_engines_batch_invariant() -> None:
+    assert EngineSpec(model="m", device="cuda", full_determinism=True).environment()["VLLM_BATCH_INVARIANT"] == "1"
+    for other in (EngineSpec(model="m", device="cuda"), EngineSpec(model="m", full_determinism=True)):
+        assert "VLLM_BATCH_INVARIANT" not in other.environment()

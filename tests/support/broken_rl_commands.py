@@ -133,6 +133,12 @@ CASES = [
         "no such attention",
         "--ds.attn_implementation kernels-community/flash-attn2",
     ),
+    (
+        "--ds.attn_implementation flash_attention_2 --ds.param_dtype fp32",
+        "ds.param_dtype",
+        "no fp32 kernel",
+        "--ds.attn_implementation flash_attention_2",
+    ),
     ("--ds.grad_accum_dtype int8", "ds.grad_accum_dtype", "one of fp32, bf16, fp16", "--ds.grad_accum_dtype fp32"),
     (
         "--ds.grad_accum_dtype fp32 --ds.zero_stage 0",

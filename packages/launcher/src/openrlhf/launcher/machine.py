@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import socket
 import tempfile
@@ -9,13 +10,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+FLASH_ATTENTION = {
+    "flash_attention_2": "flash-attn",
+    "flash_attention_3": "flash-attn-3",
+    "flash_attention_4": "flash-attn-4",
+}
+"""Attention of transformers -> the distribution that has its kernels."""
+FLASH_INSTALL = {
+    "flash_attention_2": "pip install flash-attn --no-build-isolation",
+    "flash_attention_3": "pip install flash-attn-3 --no-build-isolation",
+    "flash_attention_4": "pip install flash-attn-4",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The hardware of a run. gpus: per node (0: the run uses CPUs). nodes: None if not known yet (a Ray cluster)."""
+    """The hardware of a run. gpus: per node (0: the run uses CPUs). nodes: None if not known yet (a Ray cluster).
+
+    flash_attention: which of `FLASH_ATTENTION` are installed; all of them where that is not known (another machine).
+    """
 
     gpus: int
     nodes: int | None = 1
+    flash_attention: frozenset[str] = frozenset(FLASH_ATTENTION)
 
     @property
     def total_gpus(self) -> int | None:
@@ -28,8 +45,22 @@ def detect_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("/
     for devices, variable in ((_nvidia(root), "CUDA_VISIBLE_DEVICES"), (_amd(root), "HIP_VISIBLE_DEVICES")):
         if devices:
             visible = environ.get(variable)
-            return Machine(gpus=devices if visible is None else min(devices, _count(visible)), nodes=None)
+            gpus = devices if visible is None else min(devices, _count(visible))
+            return Machine(gpus=gpus, nodes=None, flash_attention=installed_flash_attention())
     return Machine(gpus=0, nodes=None)
+
+
+def installed_flash_attention() -> frozenset[str]:
+    """The flash attention kernels of this environment, which is that of the workers too."""
+    return frozenset(name for name, distribution in FLASH_ATTENTION.items() if _installed(distribution))
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def running_ray() -> str | None:

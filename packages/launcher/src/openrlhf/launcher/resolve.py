@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 from openrlhf.launcher.config import AUTO_NAME, AUTO_RANKS, TrainPPOConfig
 from openrlhf.launcher.flags import build
-from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.machine import FLASH_INSTALL, Machine
 from openrlhf.launcher.supervised_config import ServeRMConfig, SupervisedConfig, TrainDPOConfig, TrainRMConfig
 
 C = TypeVar("C")
 P = TrainPPOConfig
 
 RANKS_PER_NODE = 8
+FLASH = "flash_attention_2"
 ENGINE_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 SYNC_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.05}
 
@@ -80,11 +81,13 @@ def _ranks(c: P, m: Machine) -> Iterator[Change]:
 
 
 def _ds_device(c: Any, m: Machine) -> Iterator[Change]:
-    if c.ds.param_dtype == "auto":
-        yield Change("ds.param_dtype", "bf16" if m.gpus else "fp32")
+    dtype = c.ds.param_dtype
+    if dtype == "auto":
+        dtype = "bf16" if m.gpus else "fp32"
+        yield Change("ds.param_dtype", dtype)
     attention = c.ds.attn_implementation
     if attention == "auto":
-        yield Change("ds.attn_implementation", "flash_attention_2" if m.gpus else "sdpa")
+        yield _attention(dtype, m)
     if m.gpus:
         return
     if attention.startswith("flash_attention"):
@@ -96,6 +99,16 @@ def _ds_device(c: Any, m: Machine) -> Iterator[Change]:
     if c.ds.adam_offload:
         note = "no GPU: --ds.adam_offload is off, the optimiser is in host memory anyway"
         yield Change("ds.adam_offload", False, note)
+
+
+def _attention(dtype: str, m: Machine) -> Change:
+    """What `--ds.attn_implementation auto` is."""
+    if not m.gpus or dtype == "fp32":  # flash attention has 16-bit kernels only
+        return Change("ds.attn_implementation", "sdpa")
+    if FLASH in m.flash_attention:
+        return Change("ds.attn_implementation", FLASH)
+    note = f"flash-attn is not installed: --ds.attn_implementation becomes sdpa; {FLASH_INSTALL[FLASH]}"
+    return Change("ds.attn_implementation", "sdpa", note)
 
 
 def _engine_device(c: P, m: Machine) -> Iterator[Change]:

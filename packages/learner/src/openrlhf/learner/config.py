@@ -105,7 +105,8 @@ class DsConfig:
     param_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Parameter dtype. auto: bf16 on GPUs, fp32 on a CPU."""
     attn_implementation: str = "auto"
-    """Hugging Face attention backend. auto: flash_attention_2 on GPUs, sdpa on a CPU."""
+    """Hugging Face attention backend. auto: flash_attention_2 on GPUs; sdpa on a CPU, in fp32, and where flash-attn is
+    not installed."""
     experts_implementation: Literal["eager", "batched_mm", "grouped_mm", "deepgemm"] | None = None
     """Hugging Face kernel for mixture-of-experts layers; none leaves the choice to transformers."""
     use_liger_kernel: bool = False
@@ -158,7 +159,7 @@ class TrainBatchConfig:
     seed: int = 42
     """Seed of everything random."""
     full_determinism_enable: bool = False
-    """Use deterministic kernels: the same command twice gives the same numbers, bit for bit."""
+    """Use deterministic kernels, in the engines too: the same command twice gives the same numbers, bit for bit."""
     enable_ema: bool = False
     """Keep an exponential moving average of the weights, exported beside the live ones."""
     ema_beta: float = 0.992

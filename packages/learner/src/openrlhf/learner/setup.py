@@ -73,5 +73,7 @@ def seed_everything(seed: int, *, full_determinism: bool) -> None:
     torch.manual_seed(seed)
     if full_determinism:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # torch's switch does not reach flash attention's backward pass; transformers reads this at every call
+        os.environ["FLASH_ATTENTION_DETERMINISTIC"] = "1"
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False

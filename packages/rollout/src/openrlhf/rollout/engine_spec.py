@@ -36,6 +36,7 @@ class EngineSpec:
     executor: how vLLM runs its workers when tensor_parallel_size > 1: "mp" (one machine) or "ray".
     block_size: tokens per KV-cache block; None leaves it to vLLM. On CPU vLLM's own default is 128, so that shorter
     prompts never share a prefix: 32 there.
+    full_determinism: on GPUs, results that do not depend on which requests share a step (slower).
     max_images_per_prompt: 0 for text-only. suppressed_token_ids: never sampled (those that stand for images).
     engine_args: further vLLM arguments, as given by the user.
     """
@@ -51,6 +52,7 @@ class EngineSpec:
     gpu_memory_utilization: float = 0.95
     enable_prefix_caching: bool = False
     enable_sleep: bool = False
+    full_determinism: bool = False
     seed: int = 0
     sync_backend: SyncBackend = "gloo"
     max_images_per_prompt: int = 0
@@ -118,6 +120,8 @@ class EngineSpec:
             env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
             if self.enforce_eager:
                 env["TORCHDYNAMO_DISABLE"] = "1"
+        elif self.full_determinism:
+            env["VLLM_BATCH_INVARIANT"] = "1"
         if self.sync_backend == "ipc":
             env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # CUDA IPC handles go to the workers pickled
         if self.tensor_parallel_size == 1:

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from openrlhf.launcher.command_line import USAGE_EXIT, WARNING, finish, usage_message
 from openrlhf.launcher.commands import TRAIN_PPO_RAY
@@ -30,7 +31,8 @@ def main(argv: Sequence[str]) -> int:
         own = ["--help"]
     options = _parser().parse_args(own)
     here = detect_machine()
-    machine = Machine(gpus=here.gpus if options.gpus is None else options.gpus, nodes=options.nodes)
+    there = here if options.gpus is None else Machine(gpus=options.gpus)
+    machine = replace(there, nodes=options.nodes)
     try:
         config, said = finish(TRAIN_PPO_RAY, parse(TRAIN_PPO_RAY, flags).config, machine)
         shapes = model_shapes(config)

@@ -20,7 +20,7 @@ from pathlib import Path
 import ray
 
 from openrlhf.launcher import signals
-from openrlhf.launcher.machine import Machine, running_ray
+from openrlhf.launcher.machine import Machine, installed_flash_attention, running_ray
 from openrlhf.launcher.ray.leftovers import RUN_ID_VARIABLE, Guard, sweep
 from openrlhf.launcher.ray.scratch import ROOT_VARIABLE
 
@@ -140,7 +140,11 @@ def running_machine() -> Machine | None:
         return None
     try:
         per_node = _real_gpus_by_node()
-        return Machine(gpus=max(per_node.values(), default=0), nodes=max(len(per_node), 1) if per_node else 1)
+        return Machine(
+            gpus=max(per_node.values(), default=0),
+            nodes=max(len(per_node), 1) if per_node else 1,
+            flash_attention=installed_flash_attention(),
+        )
     finally:
         ray.shutdown()
 

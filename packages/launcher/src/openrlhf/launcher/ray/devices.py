@@ -1,4 +1,4 @@
-"""Which device a worker uses: one pure function of what Ray assigned and what the environment says."""
+"""Which devices a worker uses: pure functions of what Ray assigned and what the environment says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ NOSET_VARIABLES = (
 
 def noset(environment: Mapping[str, str]) -> bool:
     """True where Ray was told to leave the visible devices alone."""
-    return any(environment.get(name, "0").lower() not in ("", "0", "false") for name in NOSET_VARIABLES)
+    return any(_is_on(environment, name) for name in NOSET_VARIABLES)
+
+
+def _is_on(environment: Mapping[str, str], name: str) -> bool:
+    return environment.get(name, "0").lower() not in ("", "0", "false")
 
 
 def local_device_index(accelerator_ids: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -27,17 +31,60 @@ def local_device_index(accelerator_ids: Sequence[str], environment: Mapping[str,
     """
     if not accelerator_ids or not noset(environment):
         return 0
-    visible = environment.get("CUDA_VISIBLE_DEVICES") or environment.get("HIP_VISIBLE_DEVICES")
     assigned = accelerator_ids[0]
-    if not visible:
-        return int(assigned)
-    listed = [part.strip() for part in visible.split(",")]
-    if assigned not in listed:
+    listed = _visible(environment)
+    if not listed:
+        return _index(assigned)
+    return _place(assigned, listed)
+
+
+def narrowed(accelerator_ids: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that show a process the assigned devices and no others, in the spelling of its environment.
+
+    For programs that choose their device themselves, from the first visible one on (vLLM). Empty where Ray narrowed
+    the visible devices, and for an actor that was assigned none. Set them before CUDA is initialised.
+
+    Raises ValueError when an assigned device is not visible.
+    """
+    if not accelerator_ids or not noset(environment):
+        return {}
+    listed = _visible(environment)
+    value = ",".join(listed[_place(a, listed)] if listed else a for a in accelerator_ids)
+    hip = "HIP_VISIBLE_DEVICES" in environment or any(
+        _is_on(environment, name) for name in NOSET_VARIABLES if "CUDA" not in name
+    )
+    # vLLM reads CUDA_VISIBLE_DEVICES on AMD too, and refuses two variables that differ
+    return {"CUDA_VISIBLE_DEVICES": value, **({"HIP_VISIBLE_DEVICES": value} if hip else {})}
+
+
+def _visible(environment: Mapping[str, str]) -> list[str]:
+    """The visible devices as the environment spells them; empty: all."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES") or environment.get("HIP_VISIBLE_DEVICES") or ""
+    return [part.strip() for part in visible.split(",") if part.strip()]
+
+
+def _place(assigned: str, listed: Sequence[str]) -> int:
+    """Where in the list a device stands. CUDA takes UUIDs (GPU-..., MIG-...) by any unique beginning."""
+    if assigned in listed:
+        return listed.index(assigned)
+    if not assigned.isdigit():
+        for place, name in enumerate(listed):
+            if not name.isdigit() and (name.startswith(assigned) or assigned.startswith(name)):
+                return place
+    raise ValueError(
+        f"Ray assigned device {assigned!r} to a worker whose visible devices are {','.join(listed)!r}: unset "
+        "CUDA_VISIBLE_DEVICES / HIP_VISIBLE_DEVICES on that node or list the device there"
+    )
+
+
+def _index(assigned: str) -> int:
+    if not assigned.isdigit():
         raise ValueError(
-            f"Ray assigned device {assigned!r} to a worker whose visible devices are {visible!r}: unset "
-            "CUDA_VISIBLE_DEVICES / HIP_VISIBLE_DEVICES on that node or list the device there"
+            f"Ray assigned device {assigned!r} to a worker without a list of visible devices, and "
+            "RAY_EXPERIMENTAL_NOSET_* keeps Ray from making one: set CUDA_VISIBLE_DEVICES on that node, or unset the "
+            "RAY_EXPERIMENTAL_NOSET_* variables"
         )
-    return listed.index(assigned)
+    return int(assigned)
 
 
 def extra_noset(environment: Mapping[str, str]) -> dict[str, str]:

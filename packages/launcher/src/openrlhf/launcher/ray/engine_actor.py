@@ -6,6 +6,9 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import ray
+
+from openrlhf.launcher.ray.devices import narrowed
 from openrlhf.launcher.ray.scratch import Scratch
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ class EngineActor:
         self._scratch.use()
         for name, value in spec.environment().items():
             os.environ.setdefault(name, value)
+        # where Ray may not narrow the visible devices, vLLM would start every engine on the first one
+        os.environ.update(narrowed(ray.get_runtime_context().get_accelerator_ids().get("GPU", []), os.environ))
         from openrlhf.rollout.engine import VllmEngine
 
         self._engine = VllmEngine(spec)

@@ -159,6 +159,7 @@ def engine_specs(config: TrainPPOConfig, *, gpus: int, vision: VisionModel | Non
             gpu_memory_utilization=vllm.gpu_memory_utilization,
             enable_prefix_caching=vllm.enable_prefix_caching,
             enable_sleep=vllm.enable_sleep,
+            full_determinism=config.train.full_determinism_enable,
             seed=config.train.seed + i,
             sync_backend=vllm.sync_backend,
             max_images_per_prompt=config.data.max_images_per_prompt,

@@ -18,10 +18,18 @@ SUPERVISED_RULES: tuple[Rule, ...] = (
     inputs.probabilities,
     inputs.entries,
     pipeline.attention_name,
+    pipeline.flash_attention,
     pipeline.packing_attention,
     pipeline.accumulation_dtype,
     pipeline.liger_needs_gpu,
     pipeline.tensor_parallel,
+    pipeline.fp16_needs_gpu,
+)
+
+SERVE_RULES: tuple[Rule, ...] = (
+    pipeline.attention_name,
+    pipeline.flash_attention,
+    pipeline.packing_attention,
     pipeline.fp16_needs_gpu,
 )
 
@@ -38,7 +46,7 @@ def check_supervised_rules(config: SupervisedConfig, machine: Machine) -> list[V
 
 def check_serve_rules(config: ServeRMConfig, machine: Machine) -> list[Violation]:
     """Everything that is wrong with a resolved configuration of the reward server."""
-    return _check(config, machine, (pipeline.attention_name, pipeline.packing_attention, pipeline.fp16_needs_gpu))
+    return _check(config, machine, SERVE_RULES)
 
 
 def check_ranges(config: object, machine: Machine) -> list[Violation]:

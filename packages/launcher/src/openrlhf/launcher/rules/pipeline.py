@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.known_names import no_such
-from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.machine import FLASH_INSTALL, Machine
 from openrlhf.launcher.redaction import redact_value
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
 from openrlhf.rollout.engine_arguments import unknown_argument, wrong_type
@@ -86,8 +86,26 @@ def packing_attention(c: object, m: Machine) -> Found:
     attention = value_at(c, "ds.attn_implementation")
     if value_at(c, "ds.packing_samples") and m.gpus and "flash_attention" not in attention:
         problem = "on GPUs only flash attention keeps packed samples apart"
-        fix = "--ds.attn_implementation flash_attention_2, or no packing (--train.dynamic_batch_enable implies it)"
+        fix = "--ds.attn_implementation flash_attention_2"
+        if value_at(c, "ds.param_dtype") == "fp32":
+            fix += " with --ds.param_dtype bf16"
+        elif "flash_attention_2" not in m.flash_attention:
+            fix = f"{FLASH_INSTALL['flash_attention_2']} (then {fix} is the default)"
+        fix += ", or no packing (--train.dynamic_batch_enable implies it)"
         yield broken(c, "ds.packing_samples ds.attn_implementation", problem, fix)
+
+
+def flash_attention(c: object, m: Machine) -> Found:
+    """Flash attention that was asked for by name has its package and its dtype."""
+    name = value_at(c, "ds.attn_implementation")
+    if not m.gpus or name not in FLASH_INSTALL:
+        return
+    if value_at(c, "ds.param_dtype") == "fp32":
+        fix = "--ds.attn_implementation sdpa or --ds.param_dtype bf16"
+        yield broken(c, "ds.attn_implementation ds.param_dtype", "flash attention has no fp32 kernel", fix)
+    if name not in m.flash_attention:
+        fix = f"{FLASH_INSTALL[name]}, or --ds.attn_implementation sdpa"
+        yield broken(c, "ds.attn_implementation", "its kernels are not installed", fix)
 
 
 def attention_name(c: object, m: Machine) -> Found:
@@ -164,6 +182,7 @@ RULES: tuple[Rule, ...] = (
     determinism,
     transfer,
     attention_name,
+    flash_attention,
     packing_attention,
     accumulation_dtype,
     liger_needs_gpu,

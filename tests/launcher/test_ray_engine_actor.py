@@ -1,0 +1,55 @@
+"""What an engine's process does before vLLM is imported."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from openrlhf.launcher.ray import scratch
+from openrlhf.launcher.ray.engine_actor import EngineActor
+from openrlhf.rollout.engine_spec import EngineSpec
+
+
+class Engine:
+    """Sees what vLLM would."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    async def start(self, *, serve: bool) -> None:
+        pass
+
+    async def shutdown(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("noset", "seen"), [("1", "5,7"), ("0", "2,5,7")])
+def test_a_engine_sees_only_its_devices(noset: str, seen: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # with 0 Ray itself narrows what the process sees
+    module: Any = ModuleType("openrlhf.rollout.engine")
+    module.VllmEngine = Engine
+    monkeypatch.setitem(sys.modules, "openrlhf.rollout.engine", module)
+    monkeypatch.setattr(scratch, "LONGEST_ROOT", 10_000)
+    spec = EngineSpec(model="m", device="cuda", tensor_parallel_size=2)
+    for name, value in {
+        scratch.ROOT_VARIABLE: str(tmp_path),
+        "TMPDIR": str(tmp_path),
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": noset,
+        "CUDA_VISIBLE_DEVICES": "2,5,7",
+        **spec.environment(),
+    }.items():
+        monkeypatch.setenv(name, value)
+    context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": ["5", "7"]})
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    actor: Any = EngineActor()
+    asyncio.run(actor.start(spec))
+    assert actor._engine.visible == seen
+    asyncio.run(actor.shutdown())
