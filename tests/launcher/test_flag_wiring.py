@@ -101,6 +101,7 @@ def workers(values: dict[str, Any], gpus: int) -> str:
 def test_t10_every_sample_stops_where_the_chat_template_ends_a_turn() -> None:
     config, _ = resolve(build(TrainPPOConfig(), BASE), Machine(gpus=8))
     prepared: Any = Prepared(
+        model_path="A",
         tokenizer=None,
         vocab_size=8,
         hidden_size=8,
