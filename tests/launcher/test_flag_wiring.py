@@ -85,7 +85,7 @@ def another(flag: Flag) -> Any:
 def workers(values: dict[str, Any], gpus: int) -> str:
     """Everything that workers are started with, as text."""
     config, _ = resolve(build(TrainPPOConfig(), BASE | values), Machine(gpus=gpus))
-    prepared: Any = Prepared(tokenizer=None, vocab_size=8, hidden_size=8, prompts=None, eval_prompts=[])  # pyright: ignore[reportArgumentType]
+    prepared: Any = Prepared(model_path="A", tokenizer=None, vocab_size=8, hidden_size=8, prompts=None, eval_prompts=[])  # pyright: ignore[reportArgumentType]
     parts = [
         plan_placement(config, gpus=gpus),
         engine_specs(config, gpus=gpus),
