@@ -174,7 +174,7 @@ class SaveConfig:
     """Checkpoints and the exported model."""
 
     output_dir: str = "./ckpt"
-    """Folder of the exported Hugging Face model."""
+    """Folder of the exported Hugging Face model. Of what is there, only an earlier export is replaced."""
     path: str = "./ckpt/checkpoints_ppo_ray"
     """Folder of the checkpoints, from which a run can be resumed."""
     save_steps: int = -1
