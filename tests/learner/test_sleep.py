@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from openrlhf.learner.sleep import sleep
+from openrlhf.learner.config import DsConfig, OptimConfig
+from openrlhf.learner.learner import Learner
+from openrlhf.learner.sleep import DeviceMemory, give_back, sleep, wake
+from openrlhf.learner.spec import LearnerSpec, Role
 
 # DeepSpeed 0.19.8 compiles helpers with torch.jit when it is imported
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
@@ -16,11 +19,26 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWar
 GPU = torch.device("cuda")
 
 
+class Counted:
+    """The device's calls, counted."""
+
+    def __init__(self) -> None:
+        self.emptied = self.waited = 0
+        self.memory = DeviceMemory(empty_cache=self._empty, synchronize=self._wait)
+
+    def _empty(self) -> None:
+        self.emptied += 1
+
+    def _wait(self, device: torch.device) -> None:
+        self.waited += 1
+
+
 def engine(calls: list[dict[str, Any]]) -> SimpleNamespace:
     """Two states of one parameter and a step counter, and master weights."""
     state = {"exp_avg": torch.ones(4), "exp_avg_sq": torch.ones(4), "step": torch.ones(())}
     return SimpleNamespace(
         offload_states=lambda **asked: calls.append(asked),
+        reload_states=lambda: None,
         basic_optimizer=SimpleNamespace(state={0: state}),
         optimizer=SimpleNamespace(fp32_partitioned_groups_flat=[torch.ones(4)]),
     )
@@ -37,7 +55,9 @@ def engine(calls: list[dict[str, Any]]) -> SimpleNamespace:
 )
 def test_deepspeed_is_asked_to_move_its_own_states_to_the_host(stage: int, names: set[str] | None) -> None:
     calls: list[dict[str, Any]] = []
-    sleep(engine(calls), stage, GPU)
+    counted = Counted()
+    sleep(engine(calls), stage, GPU, memory=counted.memory)
+    assert counted.emptied == 1
     if names is None:
         assert calls == []
         return
@@ -50,3 +70,52 @@ def test_a_cpu_has_nothing_to_free() -> None:
     calls: list[dict[str, Any]] = []
     sleep(engine(calls), 2, torch.device("cpu"))
     assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("stage", "host_optimizer", "moved"),
+    [
+        (0, False, ["cpu", "cuda"]),
+        (1, False, []),  # DeepSpeed moves them
+        (3, False, ["cpu", "cuda"]),
+        (3, True, []),  # --ds.adam_offload: they live in host memory
+        (1, True, []),
+        (0, True, ["cpu", "cuda"]),  # stage 0 does not offload
+    ],
+)
+def test_d_an_offloaded_optimiser_stays_in_host_memory(
+    stage: int, host_optimizer: bool, moved: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[str] = []
+    monkeypatch.setattr("openrlhf.learner.sleep.move_states", lambda _, stage, device: places.append(device.type))
+    counted = Counted()
+    sleep(engine([]), stage, GPU, host_optimizer=host_optimizer, memory=counted.memory)
+    wake(engine([]), stage, GPU, host_optimizer=host_optimizer, memory=counted.memory)
+    assert places == moved
+    assert (counted.emptied, counted.waited) == (1, 1)
+
+
+def test_b_what_is_not_used_goes_back_to_the_device() -> None:
+    counted = Counted()
+    give_back(GPU, counted.memory)
+    give_back(torch.device("cpu"), counted.memory)
+    assert counted.emptied == 1
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("shares", [True, False])
+def test_b_every_role_on_a_shared_device_gives_back(role: Role, shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # frozen or trained, and without --ds.enable_sleep
+    given: list[torch.device] = []
+    monkeypatch.setattr("openrlhf.learner.sleep.give_back", given.append)
+    learner = Learner.__new__(Learner)
+    learner.spec = LearnerSpec(
+        role=role,
+        model_path="m",
+        ds=DsConfig(param_dtype="fp32", attn_implementation="sdpa"),
+        optim=OptimConfig() if role in (Role.POLICY, Role.CRITIC) else None,
+        shares_device=shares,
+    )
+    learner.device = GPU
+    learner.give_back()
+    assert given == ([GPU] if shares else [])

@@ -288,13 +288,23 @@ class Learner:
 
     def sleep(self) -> None:
         """Move training states to host memory, if `--ds.enable_sleep`; weights stay where they are."""
-        if self.spec.trained and self.spec.ds.enable_sleep:
-            sleep.sleep(self._engine.ds_engine, self.spec.ds.zero_stage, self.device)
+        ds = self.spec.ds
+        if self.spec.trained and ds.enable_sleep:
+            sleep.sleep(self._engine.ds_engine, ds.zero_stage, self.device, host_optimizer=ds.adam_offload)
 
     def wake(self) -> None:
         """Bring the training states back; must run between `sleep` and the next `update`."""
-        if self.spec.trained and self.spec.ds.enable_sleep:
-            sleep.wake(self._engine.ds_engine, self.spec.ds.zero_stage, self.device)
+        ds = self.spec.ds
+        if self.spec.trained and ds.enable_sleep:
+            sleep.wake(self._engine.ds_engine, ds.zero_stage, self.device, host_optimizer=ds.adam_offload)
+
+    def give_back(self) -> None:
+        """Where other processes share the device, let them have what this one does not use: after every phase.
+
+        Also for frozen models and without `--ds.enable_sleep`, whose activations fill torch's cache as well.
+        """
+        if self.spec.shares_device:
+            sleep.give_back(self.device)
 
     def save_checkpoint(self, folder: str) -> None:
         """Write everything needed to go on exactly as if never stopped; the caller makes the folder appear at once."""

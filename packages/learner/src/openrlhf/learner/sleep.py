@@ -2,42 +2,74 @@
 
 Weights stay on the device, because they are scored with and sent between the phases. Master weights, optimiser states
 and gradient buffers go. DeepSpeed 0.19.8 does this on stages 1 and 2; on stage 3 only for its own FusedAdam, and on
-stage 0 not at all, so there we move the tensors ourselves. On a CPU there is nowhere to move to: both are no-ops.
+stage 0 not at all, so there we move the tensors ourselves. With `--ds.adam_offload` master weights and optimiser states
+live in host memory and stay there. On a CPU there is nowhere to move to: everything here is a no-op.
+
+What is freed stays in torch's caching allocator, where no other process finds it: `give_back` empties that.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def sleep(ds_engine: Any, stage: int, device: torch.device) -> None:
-    """Free device memory. Calling it twice is harmless."""
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The device's own calls."""
+
+    empty_cache: Callable[[], None] = torch.cuda.empty_cache
+    synchronize: Callable[[torch.device], None] = torch.cuda.synchronize
+
+
+CUDA = DeviceMemory()
+
+
+def give_back(device: torch.device, memory: DeviceMemory = CUDA) -> None:
+    """Let other processes on this device have what this one does not use."""
     if device.type == "cpu":
         return
-    if stage in (1, 2):
-        ds_engine.offload_states(include=_deepspeed_states(stage), **_to_cpu())
-    else:
-        if stage == 3:
-            ds_engine.offload_states(include=_deepspeed_states(stage), **_to_cpu())
-        move_states(ds_engine, stage, torch.device("cpu"))
     gc.collect()
-    torch.cuda.empty_cache()
+    memory.empty_cache()
 
 
-def wake(ds_engine: Any, stage: int, device: torch.device) -> None:
-    """Bring everything back. Must run before the next `update`."""
+def sleep(
+    ds_engine: Any, stage: int, device: torch.device, *, host_optimizer: bool = False, memory: DeviceMemory = CUDA
+) -> None:
+    """Free device memory. Calling it twice is harmless.
+
+    host_optimizer: master weights and optimiser states live in host memory anyway (`--ds.adam_offload`).
+    """
+    if device.type == "cpu":
+        return
+    if stage > 0:
+        ds_engine.offload_states(include=_deepspeed_states(stage), **_to_cpu())
+    if moves_own_states(stage, host_optimizer):
+        move_states(ds_engine, stage, torch.device("cpu"))
+    give_back(device, memory)
+
+
+def wake(
+    ds_engine: Any, stage: int, device: torch.device, *, host_optimizer: bool = False, memory: DeviceMemory = CUDA
+) -> None:
+    """Bring everything back that `sleep` moved. Must run before the next `update`."""
     if device.type == "cpu":
         return
     if stage > 0:
         ds_engine.reload_states()
-    if stage in (0, 3):
+    if moves_own_states(stage, host_optimizer):
         move_states(ds_engine, stage, device)
-    torch.cuda.synchronize(device)
+    memory.synchronize(device)
+
+
+def moves_own_states(stage: int, host_optimizer: bool) -> bool:
+    """Whether we move states ourselves. DeepSpeed leaves offloaded ones alone, and stage 0 does not offload them."""
+    return stage == 0 or (stage == 3 and not host_optimizer)
 
 
 def move_states(ds_engine: Any, stage: int, device: torch.device) -> None:

@@ -34,6 +34,7 @@ class LearnerSpec:
     suppressed_token_ids: tokens that sampling never gives (those that stand for images); they have no probability here
     either.
     offload: keep a frozen model in host memory between calls.
+    shares_device: engines or other roles have processes on the same device.
 
     Example: LearnerSpec(role=Role.POLICY, model_path="m", ds=DsConfig(param_dtype="fp32", attn_implementation="sdpa"),
     optim=OptimConfig())
@@ -53,6 +54,7 @@ class LearnerSpec:
     freeze_visual_encoder: bool = False
     suppressed_token_ids: tuple[int, ...] = ()
     offload: bool = False
+    shares_device: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("param_dtype", self.ds.param_dtype), ("attn_implementation", self.ds.attn_implementation)):

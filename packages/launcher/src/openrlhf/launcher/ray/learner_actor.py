@@ -137,6 +137,7 @@ class LearnerActor:
         self.bucket_bytes = 0
         self.skip_frozen = False
         self.trainer = RankTrainer(Learner(spec), config, resolve=_resolve)
+        self.trainer.learner.give_back()
 
     def open_weight_group(self, world_size: int, generation: int, transfer: Transfer) -> Any:
         """The meeting point of a new weight group. Rank 0 sends; with CUDA IPC every rank does, to its own device."""
@@ -174,12 +175,16 @@ class LearnerActor:
             drain(stream)
         else:
             self.sender.send(stream, self.plan, version)
+        self.trainer.learner.give_back()
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """A method of this rank's trainer."""
-        return getattr(self.trainer, method)(*args, **kwargs)
+        """A method of this rank's trainer. Afterwards the device's other users can have the memory it took."""
+        try:
+            return getattr(self.trainer, method)(*args, **kwargs)
+        finally:
+            self.trainer.learner.give_back()
 
     def merged(self, method: str, *args: Any, parts: Mapping[str, Sequence[ray.ObjectRef]], **kwargs: Any) -> Any:
         """A method whose keyword arguments `parts` are other ranks' results, fetched here and not by the controller."""
         fetched = {name: _fetch(name, refs) for name, refs in parts.items()}
-        return getattr(self.trainer, method)(*args, **fetched, **kwargs)
+        return self.call(method, *args, **fetched, **kwargs)

@@ -29,7 +29,7 @@ from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.ray.engine_watch import INTERVAL, EngineWatch
 from openrlhf.launcher.ray.learner_actor import LearnerActor, RankAddress
 from openrlhf.launcher.ray.learner_group import RankGroup, RayLearner
-from openrlhf.launcher.ray.placement import Reservation, plan_placement
+from openrlhf.launcher.ray.placement import Reservation, plan_placement, sharing
 from openrlhf.launcher.ray.rollout import RayRollout
 from openrlhf.launcher.ray.weight_push import Pause, WeightPush
 from openrlhf.launcher.rewards.http import RetryPolicy
@@ -57,9 +57,11 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
     environment = cluster.worker_environment() | extra_noset(os.environ)
     reservation = Reservation(plan_placement(config, gpus=cluster.gpus, nodes=cluster.nodes))
     fleet = start_fleet(config, prepared, reservation, environment, gpus=cluster.gpus)
-    if config.vllm.enable_sleep:  # the models need the memory that the engines measure at their start
+    if any("engine" in group for group in sharing(config)) and cluster.gpus:
+        # vLLM measures what is free on the device, and fails where that changes meanwhile
         await fleet.wait_started()
-        await fleet.sleep()
+        if config.vllm.enable_sleep:
+            await fleet.sleep()
     groups = start_learners(config, prepared, reservation, environment)
     rollout = start_rollout(config, prepared, fleet, environment)
     await asyncio.gather(rollout.start(), _wait_learners(groups))
@@ -252,6 +254,7 @@ def learner_spec(config: TrainPPOConfig, role: Role, horizon: int, vision: Visio
         freeze_visual_encoder=config.actor.freeze_visual_encoder and role is Role.POLICY,
         suppressed_token_ids=() if vision is None else vision.suppressed,
         offload=offload,
+        shares_device=any(role.value in group for group in sharing(config)),
     )
 
 

@@ -118,6 +118,15 @@ def sleep_of_offloaded(c: P, m: Machine) -> Warnings:
         yield "--ds.enable_sleep with --ds.adam_offload: the optimiser states are in host memory already"
 
 
+def engines_stay(c: P, m: Machine) -> Warnings:
+    """Engines that never sleep leave the models what is beside their share of the memory."""
+    if m.gpus and c.train.colocate_all and not c.train.async_enable and not c.vllm.enable_sleep:
+        yield (
+            "--train.colocate_all without --vllm.enable_sleep: the engines keep"
+            f" {c.vllm.gpu_memory_utilization:.0%} of every GPU (--vllm.gpu_memory_utilization) while the models work"
+        )
+
+
 def _nearest_divisor(total: int, asked: int) -> int | None:
     """The divisor of `total` nearest to `asked`; None where there is none for a long way."""
     for distance in range(min(asked, SEARCHED)):
@@ -136,4 +145,5 @@ WARNINGS: tuple[Callable[[P, Machine], Warnings], ...] = (
     never_evaluated,
     idle_flags,
     sleep_of_offloaded,
+    engines_stay,
 )

@@ -1,0 +1,96 @@
+"""In which order the parts of a run start, and what their processes are told. Without Ray: the parts only note it."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.parsing import parse_train_ppo
+from openrlhf.launcher.ray import start
+from openrlhf.launcher.resolve import resolve
+from openrlhf.learner.spec import Role
+from support.broken_rl_commands import BASE
+
+SHARED = "--train.colocate_all --vllm.num_engines 8"
+
+
+class StartedError(Exception):
+    """The learners' turn has come; the test has seen enough."""
+
+
+class Fleet:
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+
+    async def wait_started(self) -> None:
+        self._log.append("engines ready")
+
+    async def sleep(self) -> None:
+        self._log.append("engines sleep")
+
+
+def config_of(line: str, gpus: int = 8) -> TrainPPOConfig:
+    return resolve(parse_train_ppo(shlex.split(f"{BASE} {line}")), Machine(gpus=gpus))[0]
+
+
+def order(line: str, monkeypatch: pytest.MonkeyPatch, gpus: int) -> list[str]:
+    log: list[str] = []
+
+    def learners(*args: object) -> None:
+        log.append("learners")
+        raise StartedError
+
+    def fleet(*args: object, **kwargs: object) -> Fleet:
+        log.append("engines")
+        return Fleet(log)
+
+    monkeypatch.setattr(start, "Reservation", lambda plan: None)
+    monkeypatch.setattr(start, "start_fleet", fleet)
+    monkeypatch.setattr(start, "start_learners", learners)
+    cluster: Any = SimpleNamespace(gpus=gpus, nodes=1, worker_environment=dict)
+    prepared: Any = None
+    sink: Any = None
+    with pytest.raises(StartedError):
+        asyncio.run(start.start_parts(config_of(line, gpus), prepared, cluster, sink))
+    return log
+
+
+@pytest.mark.parametrize(
+    ("line", "gpus", "want"),
+    [
+        (f"{SHARED} --vllm.enable_sleep", 8, ["engines", "engines ready", "engines sleep", "learners"]),
+        (SHARED, 8, ["engines", "engines ready", "learners"]),  # c: nothing moves while vLLM measures
+        (f"{SHARED} --train.async_enable", 8, ["engines", "learners"]),  # devices of their own: side by side
+        ("", 8, ["engines", "learners"]),
+        (SHARED, 0, ["engines", "learners"]),
+    ],
+    ids=["sleep", "c", "async", "apart", "cpu"],
+)
+def test_engines_measure_a_quiet_device(line: str, gpus: int, want: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert order(line, monkeypatch, gpus) == want
+
+
+@pytest.mark.parametrize(
+    ("line", "sharing"),
+    [
+        ("", []),
+        (SHARED, ["policy", "critic", "reference"]),
+        (f"{SHARED} --train.async_enable", ["policy", "critic", "reference"]),
+        ("--train.colocate_actor_ref", ["policy", "reference"]),
+    ],
+)
+def test_b_ranks_know_whether_they_share_their_device(line: str, sharing: list[str]) -> None:
+    config = config_of(line)
+    roles = [Role.POLICY, Role.CRITIC, Role.REFERENCE]
+    assert [role for role in roles if start.learner_spec(config, role, 10).shares_device] == sharing
+
+
+def test_h_full_determinism_reaches_the_engines() -> None:
+    for line, asked in (("--train.full_determinism_enable", True), ("", False)):
+        assert start.engine_specs(config_of(line), gpus=8)[0].full_determinism is asked
