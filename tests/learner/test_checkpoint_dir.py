@@ -141,6 +141,21 @@ def test_x01_what_had_stepped_aside_comes_back(tmp_path: Path, recorded: bool) -
     assert steps(store) == ([1] if recorded else [])
 
 
+@pytest.mark.parametrize("prefix", [OLD, TEMPORARY])
+def test_x01_a_folder_of_the_user_whose_place_was_taken_blocks_no_later_save(tmp_path: Path, prefix: str) -> None:
+    """A kill after a checkpoint took the place of a folder with notes alone, and before their second names went."""
+    store = CheckpointStore(tmp_path)
+    (save(store, 1) / "state").mkdir()
+    (tmp_path / "global_step1" / "state" / "notes.md").write_text("mine")
+    (tmp_path / f"{prefix}global_step1" / "state").mkdir(parents=True)
+    (tmp_path / f"{prefix}global_step1" / "state" / "notes.md").hardlink_to(
+        tmp_path / "global_step1" / "state" / "notes.md"
+    )
+    save(store, 1)
+    assert (tmp_path / "global_step1" / "state" / "notes.md").read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["global_step1", "latest"]
+
+
 def check_kills_while_saving(root: Path, delays: list[float]) -> None:
     """After every kill the newest checkpoint is whole, and no older than the last one reported."""
     store, seen = CheckpointStore(root, max_num=2), 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 from openrlhf.learner.folders.files import (
     exchange,
     files_below,
+    remove_empty_folders,
     replace_file,
     sync_directory,
     sync_tree,
@@ -152,10 +154,7 @@ class CheckpointStore:
             if match[1] == OLD and not target.exists():
                 os.rename(path, target)
             elif not (path / MANIFEST).is_file():
-                if not any(path.iterdir()):
-                    path.rmdir()
-                elif match[1] == OLD:  # a folder of the user's that stepped aside; its files are in the new one, too
-                    _drop(path, target)
+                _remove_twins(path, target)  # a folder of the user's alone, whose place a checkpoint has taken
             elif Manifest.read(path).moving:
                 discard(path)
             else:
@@ -250,6 +249,17 @@ def _carry_over(old: Path, new: Path) -> None:
             os.link(old / name, new / name, follow_symlinks=False)
         except OSError:  # a file system without hard links
             shutil.copy2(old / name, new / name, follow_symlinks=False)
+
+
+def _remove_twins(old: Path, new: Path) -> None:
+    """Remove the files of `old` that are in `new`, too, and `old` when nothing else is in it."""
+    names = files_below(old)
+    for name in names:
+        if (new / name).is_file() and filecmp.cmp(old / name, new / name, shallow=False):
+            (old / name).unlink()
+    remove_empty_folders(old, names)
+    if not any(old.iterdir()):
+        old.rmdir()
 
 
 def _drop(old: Path, new: Path) -> None:
