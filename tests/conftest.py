@@ -1,6 +1,6 @@
 """Shared by all tests: environment of the processes they start, test groups, ignored warnings of other packages.
 
-Imported in every package's own environment, so it needs pytest only.
+Imported in every package's own environment, so it needs the test group only.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import settings
 
 # Before any import of torch, vLLM or Ray. Two cores are shared by test workers, learner ranks and engines.
 for name, value in {
@@ -24,6 +25,9 @@ for name, value in {
     "WANDB_MODE": "offline",
 }.items():
     os.environ.setdefault(name, value)
+
+settings.register_profile("any machine", deadline=None)  # W01: a slow or busy one is no failure
+settings.load_profile("any machine")
 
 # Warnings of third-party code that we can't mend: (package and version that were seen, filter). Ours stay errors.
 THIRD_PARTY_WARNINGS: tuple[tuple[str, str], ...] = (

@@ -91,11 +91,13 @@ def test_r06_a_constructor_that_hangs_or_raises_fails_its_sample():
             raise KeyError("boom")
 
     hanging = run_episode(Hanging, ["x"], timeout=0.05)
+    assert hanging.failure is not None
     assert (hanging.stop_reason, hanging.failure.message) == (
         StopReason.TIMEOUT,
         "__init__() took longer than --agent.timeout 0.05 s",
     )
     raising = run_episode(Raising, ["x"])
+    assert raising.failure is not None
     assert (raising.failure.border, raising.failure.message) == ("agent", "KeyError: 'boom'")
 
 

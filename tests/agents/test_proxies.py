@@ -132,7 +132,7 @@ class Completions(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(answer)
 
-    def log_message(self, *args):
+    def log_message(self, format, *args):
         """Silent."""
 
 

@@ -71,7 +71,10 @@ def test_r08_the_check_of_a_reference_executor_says_ok(reference_file, capsys, a
 
 def test_r08_without_log_probs_they_are_the_engines():
     class Executor(AgentExecutorBase):
-        async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine):
+        # the reference's signature, without `images`
+        async def execute(  # pyright: ignore[reportIncompatibleMethodOverride]
+            self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine
+        ):
             out = await llm_engine.generate([1, 2], sampling_params)
             ids = out.outputs[0].token_ids
             assert out.outputs[0].cumulative_logprob == pytest.approx(sum(out.logprobs))

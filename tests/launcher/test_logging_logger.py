@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from openrlhf.launcher.config import LoggerConfig, TrainPPOConfig, WandbConfig
 from openrlhf.launcher.logging.logger import RunLogger, masked
-from openrlhf.launcher.logging.sinks import ConsoleSink, GeneratedSample, JsonLinesSink, Metrics
+from openrlhf.launcher.logging.sinks import ConsoleSink, GeneratedSample, JsonLinesSink, Metrics, duration
 
 STEP = {
     "train/reward": 0.5,
@@ -109,6 +109,21 @@ def test_progress_line() -> None:
         "step 3  reward 0.5  length 9.75  kl 0.001  loss -0.25  | 1.50s: gen 0.50 train 0.75",
         "eval at step 3  default_pass1 0.875",
     ]
+
+
+def test_l17_the_progress_line_says_how_far_it_is() -> None:
+    stream, now = io.StringIO(), iter([100.0, 110.0, 140.0, 4000.0, 5000.0])
+    sink = ConsoleSink(stream, steps=2000, clock=lambda: next(now))
+    for step in (7, 9, 13, 1000, 2000):  # resumed after 6 steps
+        sink.log_step(step, {"train/reward": 0.5})
+    assert stream.getvalue().splitlines() == [
+        "step 7 of 2000  reward 0.5",
+        "step 9 of 2000  reward 0.5  | 2 h 45 min left",
+        "step 13 of 2000  reward 0.5  | 3 h 40 min left",
+        "step 1000 of 2000  reward 0.5  | 1 h 05 min left",
+        "step 2000 of 2000  reward 0.5",
+    ]
+    assert [duration(s) for s in (0.4, 59.4, 61, 3599)] == ["0 s", "59 s", "1 min 01 s", "59 min 59 s"]
 
 
 def test_tensorboard_and_json_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,7 +79,7 @@ def test_what_is_logged_and_saved(runs: Path, kind: str) -> None:
     assert "[train]" in (checkpoint / "state" / "config.toml").read_text()
     printed = (runs / f"{kind}-straight.txt").read_text()
     assert f"done: 6 optimiser steps\n  model: {runs / f'{kind}-straight'}" in printed
-    assert printed.count("\nstep 6  ") == 1
+    assert printed.count("\nstep 6 of 6  ") == 1
 
 
 def test_a_reward_model_carries_head_and_statistics_of_its_rewards(runs: Path) -> None:

@@ -1,4 +1,4 @@
-"""How many optimiser steps a run makes: the horizon of the learning-rate schedule."""
+"""How many steps a run makes: the horizon of the learning-rate schedule, and of the progress line."""
 
 from __future__ import annotations
 
@@ -19,3 +19,16 @@ def optimizer_step_horizon(config: TrainPPOConfig, prompts: int) -> int:
     if rest:
         per_episode += -(-rest * n // train.batch_size)
     return max(per_episode * train.max_epochs * train.num_episodes, 1)
+
+
+def rollout_step_horizon(config: TrainPPOConfig, prompts: int) -> int:
+    """ceil(prompts / rollout.batch_size) x num_episodes, or those that --train.max_steps optimiser steps take.
+
+    With dynamic filtering it is an upper bound.
+    """
+    train, rollout = config.train, config.rollout
+    steps = -(-prompts // rollout.batch_size) * train.num_episodes
+    if train.max_steps is not None:
+        each = -(-rollout.batch_size * rollout.n_samples_per_prompt // train.batch_size) * train.max_epochs
+        steps = min(steps, -(-train.max_steps // each))
+    return max(steps, 1)

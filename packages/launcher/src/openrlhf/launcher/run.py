@@ -62,11 +62,12 @@ def _run(config: TrainPPOConfig) -> RunSummary:
 
 
 async def _train(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster) -> RunSummary:
+    from openrlhf.launcher.horizon import rollout_step_horizon
     from openrlhf.launcher.logging.logger import RunLogger
     from openrlhf.launcher.ray.start import start_parts
     from openrlhf.launcher.trainer.loop import Trainer
 
-    logger = RunLogger(config)
+    logger = RunLogger(config, steps=rollout_step_horizon(config, len(prepared.prompts)))
     try:
         parts = await start_parts(config, prepared, cluster, logger)
         trainer = Trainer(config, parts)

@@ -32,18 +32,24 @@ class RunLogger:
     finite are left out. With `--logger.tensorboard_dir` the folder `{dir}/{run name}` gets TensorBoard's files and
     `metrics.jsonl`; with `--logger.wandb.key` the run is also sent to Weights & Biases. A run that goes on after a kill
     is the same run there (`run_id`, kept in its checkpoints), and no step stands in its logs twice.
+    steps: how many the run makes at most, for the progress line.
     Raises ValueError at the start for a folder that can't be written and for a missing package; after that, nothing.
     """
 
-    def __init__(self, config: TrainPPOConfig | SupervisedConfig, *, sinks: Sequence[Sink] | None = None) -> None:
+    def __init__(
+        self,
+        config: TrainPPOConfig | SupervisedConfig,
+        *,
+        steps: int | None = None,
+        sinks: Sequence[Sink] | None = None,
+    ) -> None:
         self.every = max(config.logger.logging_steps, 1)
         self._broken: set[str] = set()
         saved = saved_run_id(config)
         self.run_id = saved or secrets.token_hex(4)
         if sinks is None:
-            sinks = default_sinks(
-                config, RunIdentity(id=self.run_id, goes_on=saved is not None, record=_record(config))
-            )
+            run = RunIdentity(id=self.run_id, goes_on=saved is not None, record=_record(config))
+            sinks = default_sinks(config, run, steps)
         self._sinks = list(sinks)
 
     def resume(self, step: int) -> None:
@@ -86,10 +92,10 @@ class RunLogger:
                     )
 
 
-def default_sinks(config: TrainPPOConfig | SupervisedConfig, run: RunIdentity) -> list[Sink]:
+def default_sinks(config: TrainPPOConfig | SupervisedConfig, run: RunIdentity, steps: int | None) -> list[Sink]:
     """The sinks that the options ask for."""
     options = config.logger
-    sinks: list[Sink] = [ConsoleSink(sys.stdout)]
+    sinks: list[Sink] = [ConsoleSink(sys.stdout, steps)]
     if options.tensorboard_dir is not None:
         folder = Path(options.tensorboard_dir).expanduser() / options.wandb.run_name
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
@@ -75,22 +75,41 @@ _PHASES = (
 
 
 class ConsoleSink:
-    """One line per step: `step 3  reward 0.91  length 9.8  kl 0.002  loss -0.01 | 0.41s: gen 0.21 exp 0.05 ...`."""
+    """One line per step: `step 3 of 40  reward 0.91  length 9.8  kl 0.002 | 0.41s: gen 0.21 exp 0.05 ... | 15 s left`.
+
+    steps: how many the run will make, an upper bound where prompts are filtered; None where nobody knows.
+    """
 
     name = "the progress line"
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, steps: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
+        self._steps = steps
+        self._clock = clock
+        self._first: tuple[int, float] | None = None
 
     def resume(self, step: int) -> None:
         """What a terminal has shown stays."""
 
     def log_step(self, step: int, metrics: Metrics) -> None:
-        parts = [f"step {step}", *(f"{word} {metrics[key]:.4g}" for key, word in _PROGRESS if key in metrics)]
+        number = f"step {step}" if self._steps is None else f"step {step} of {self._steps}"
+        parts = [number, *(f"{word} {metrics[key]:.4g}" for key, word in _PROGRESS if key in metrics)]
         phases = " ".join(f"{word} {metrics[key]:.2f}" for key, word in _PHASES if key in metrics)
         if "timing/step_total" in metrics:
             parts.append(f"| {metrics['timing/step_total']:.2f}s: {phases}")
+        if (left := self._left(step)) is not None:
+            parts.append(f"| {duration(left)} left")
         self._write("  ".join(parts))
+
+    def _left(self, step: int) -> float | None:
+        """Seconds until the last step at the pace since the first one logged: what came before it is not counted."""
+        now = self._clock()
+        if self._first is None:
+            self._first = step, now
+        first, then = self._first
+        if self._steps is None or not first < step < self._steps:
+            return None
+        return (now - then) / (step - first) * (self._steps - step)
 
     def log_evaluation(self, step: int, metrics: Metrics) -> None:
         shown = {k.removeprefix("eval/").removeprefix("eval_"): v for k, v in metrics.items() if "pass" in k}
@@ -106,6 +125,15 @@ class ConsoleSink:
     def _write(self, line: str) -> None:
         self._stream.write(line + "\n")
         self._stream.flush()
+
+
+def duration(seconds: float) -> str:
+    """A span of time for people, in its two largest units."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 class TensorBoardSink:

@@ -117,7 +117,7 @@ def make_parts(
     steps = -(-len(train) // config.train.batch_size) * config.train.max_epochs
     learner = Learner(learner_spec(config, task, max_optimizer_steps=steps))
     reference = Learner(reference_spec(config, task)) if isinstance(config, TrainDPOConfig) else None
-    logger = RunLogger(config) if is_first() else RunLogger(config, sinks=[])
+    logger = RunLogger(config, steps=steps) if is_first() else RunLogger(config, sinks=[])
     return Parts(
         task=task,
         tokenizer=tokenizer,
