@@ -151,6 +151,8 @@ def test_x01_a_folder_of_the_user_whose_place_was_taken_blocks_no_later_save(tmp
     (tmp_path / f"{prefix}global_step1" / "state" / "notes.md").hardlink_to(
         tmp_path / "global_step1" / "state" / "notes.md"
     )
+    (tmp_path / f"{TEMPORARY}global_step3").mkdir()
+    (tmp_path / f"{TEMPORARY}global_step3" / f"{TEMPORARY}0123abcd").write_text("half a manifest")
     save(store, 1)
     assert (tmp_path / "global_step1" / "state" / "notes.md").read_text() == "mine"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["global_step1", "latest"]

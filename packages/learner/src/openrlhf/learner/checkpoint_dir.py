@@ -255,7 +255,8 @@ def _remove_twins(old: Path, new: Path) -> None:
     """Remove the files of `old` that are in `new`, too, and `old` when nothing else is in it."""
     names = files_below(old)
     for name in names:
-        if (new / name).is_file() and filecmp.cmp(old / name, new / name, shallow=False):
+        half_written = Path(name).name.startswith(TEMPORARY)  # a manifest, by a process that was killed
+        if half_written or ((new / name).is_file() and filecmp.cmp(old / name, new / name, shallow=False)):
             (old / name).unlink()
     remove_empty_folders(old, names)
     if not any(old.iterdir()):
