@@ -17,7 +17,9 @@ import nox
 ROOT = Path(__file__).parent
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
 
+from check_gpu_set import LIBRARIES  # noqa: E402
 from interpreters import find_interpreter, has_cpu_torch  # noqa: E402
+from pin import parse  # noqa: E402
 from set_up import VENV, uv_environment, uv_install  # noqa: E402
 from support.mini_slurm import missing_for_slurm  # noqa: E402
 
@@ -55,6 +57,7 @@ nox.options.sessions = [
     "unit",
     "floor",
     "wheels",
+    "gpu-set",
     "e2e",
     "slurm",
     "summary",
@@ -92,6 +95,15 @@ def floor(session: nox.Session, package: str) -> None:
     groups = ["--group", "test", *TEST_GROUPS.get(package, [])]
     session.run("uv", "pip", "install", "--quiet", "--python", interpreter, *groups)
     run_pytest(session, f"floor-{package}", f"tests/{package}", interpreter=interpreter)
+
+
+@nox.session(name="gpu-set")
+def gpu_set(session: nox.Session) -> None:
+    """What only GPUs run, against the GPU builds that `constraints/gpu.txt` pins: imports, types, weight transfers."""
+    site = install_gpu_builds(session)
+    env = {"PYTHONPATH": str(site), "DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
+    session.run("python", "scripts/check_gpu_set.py", str(site), env=env)
+    run_pytest(session, "gpu-set", *(session.posargs or ["tests/transports"]), env=env)
 
 
 @nox.session
@@ -196,8 +208,26 @@ def install(session: nox.Session, interpreter: str, sources: list[str], *options
     session.run(*command, *options, *(part for source in sources for part in ("-e", source)))
 
 
-def run_pytest(session: nox.Session, name: str, *arguments: str, interpreter: str = "python") -> None:
+def install_gpu_builds(session: nox.Session) -> Path:
+    """A folder with the GPU set's wheels of `check_gpu_set.LIBRARIES` alone, to lie over `.venv`; kept between calls.
+
+    Their dependencies are those of the CPU set, in the same versions; CUDA's libraries stay away.
+    """
+    site, pins = ROOT / ".nox" / "gpu-set" / "site", parse((ROOT / "constraints" / "gpu.txt").read_text())
+    wanted = [f"{name}=={pins[name]}" for name in LIBRARIES]
+    stamp = site.with_name("installed.txt")
+    if not stamp.exists() or stamp.read_text().splitlines() != wanted:
+        shutil.rmtree(site.parent, ignore_errors=True)
+        command = uv_install(str(BIN / "python"), "gpu")
+        session.run(*command, "--no-deps", "--target", str(site), *wanted)
+        stamp.write_text("\n".join(wanted))
+    return site
+
+
+def run_pytest(
+    session: nox.Session, name: str, *arguments: str, interpreter: str = "python", env: dict[str, str] | None = None
+) -> None:
     """Two workers; tests of one `xdist_group` stay together. A report goes to `.nox/results` for `summary`."""
     report = RESULTS / f"{name}.xml"
     workers = ["-n", "2", "--dist", "loadgroup"]
-    session.run(interpreter, "-m", "pytest", *workers, f"--junitxml={report}", *arguments)
+    session.run(interpreter, "-m", "pytest", *workers, f"--junitxml={report}", *arguments, env=env)

@@ -50,8 +50,10 @@ ALLOWED = {
 HOMES = {
     "vllm": {
         "openrlhf.rollout.engine",
+        "openrlhf.rollout.engine_push",
         "openrlhf.rollout.vllm_sampling",
-        "openrlhf.rollout.weights.gloo_engine",  # the receiver, and the plugin that makes it known to vLLM
+        "openrlhf.rollout.weights.gloo_engine",  # the receivers, and the plugin that makes them known to vLLM
+        "openrlhf.rollout.weights.cuda_engine",
         "openrlhf.rollout.weights.plugin",
         "openrlhf.rollout.weights.cuda_sender",
     },

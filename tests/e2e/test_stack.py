@@ -18,12 +18,13 @@ from openrlhf.launcher.flags import build
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.preflight import Prepared, prepare
 from openrlhf.launcher.ray.cluster import Cluster, connect
-from openrlhf.launcher.ray.engine_actor import EngineActor
+from openrlhf.launcher.ray.engine_actor import engine_actor
 from openrlhf.launcher.ray.start import engine_specs, start_parts
 from openrlhf.launcher.resolve import resolve
 from openrlhf.launcher.trainer.loop import Trainer, TrainerParts
 from openrlhf.launcher.trainer.protocols import SampleRef
 from openrlhf.rollout.requests import GenerateRequest
+from support.busy_engine import BusyEngineActor
 from support.stack_runs import make_workspace
 from support.tiny_models import tiny_qwen3
 from support.trainer_fakes import FakeSink
@@ -117,8 +118,7 @@ async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster:
     exported = build(config, {"actor.model_name_or_path": config.ckpt.output_dir, "vllm.num_engines": 1})
     (spec,) = engine_specs(exported, gpus=0)
     environment = cluster.worker_environment() | spec.environment()
-    actor: Any = ray.remote(EngineActor)
-    fresh = actor.options(num_cpus=0, max_concurrency=1000, runtime_env={"env_vars": environment}).remote()
+    fresh = engine_actor().options(num_cpus=0, runtime_env={"env_vars": environment}).remote()
     await fresh.start.remote(spec, serve=True)
     reference = await greedy(fresh, prompts)
     await fresh.call.remote("shutdown")
@@ -130,6 +130,26 @@ async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster:
         "live": live,
         "fresh": reference,
     }
+
+
+def test_control_calls_have_slots_of_their_own(cluster: Cluster) -> None:
+    """More paused streams than an engine has slots for: it answers, scores, and takes the push that they wait for."""
+
+    async def main() -> list[Any]:
+        env = {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])}}
+        actor = engine_actor(BusyEngineActor).options(num_cpus=0, max_concurrency=4, runtime_env=env).remote()
+        await actor.start.remote(None)
+        streams: Any = [actor.generate_many.options(num_returns="streaming").remote([number]) for number in range(6)]
+        await actor.call.remote("until_full", 4)
+        assert (await actor.call.remote("health"))["same_loop"]
+        assert await actor.score.remote([[1, 2, 3]]) == [[0.0, 0.0, 0.0]]
+        await actor.call.remote("finish_weight_update", 1)
+        answers = [await ref for stream in streams async for ref in stream]
+        ray.kill(actor)
+        return answers
+
+    answers = asyncio.run(asyncio.wait_for(main(), 120))
+    assert answers == [[(0, number)] for number in range(6)]
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])

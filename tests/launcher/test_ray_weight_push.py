@@ -55,7 +55,7 @@ class FakeEngine:
         self.dead |= what == self.dies
         if self.dead:
             raise WorkerDiedError(f"{self.name} died")
-        if what != "health":
+        if what not in ("health", "give_up_push"):
             self.log.append(f"{self.name} {what}")
 
 
@@ -77,6 +77,19 @@ class FakePolicy:
         if refs.startswith(("push", "open")):
             self.log.append(refs)
         return [SimpleNamespace(nbytes=10, for_engine=lambda offset: {"rank_offset": offset})]
+
+
+class BreaksOnce(FakePolicy):
+    """Its first push fails."""
+
+    broken = False
+
+    async def wait(self, refs: Any, what: str, timeout: float = 0) -> list[Any]:
+        answer = await super().wait(refs, what, timeout)
+        if str(refs).startswith("push") and not self.broken:
+            self.broken = True
+            raise RuntimeError("the push broke")
+        return answer
 
 
 class World:
@@ -148,13 +161,30 @@ def test_a_push_is_sent_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_cuda_ipc_engines_are_handed_the_buffers_between_start_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["nccl", "ipc"])
+def test_ranks_drive_the_engines_over_nccl_and_ipc(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     async def main() -> list[str]:
-        world = await World(monkeypatch, backend="ipc").started()
+        world = await World(monkeypatch, backend=backend).started()
         await world.push.push(world.policy, 3)
         return [entry for entry in world.log if not entry.startswith("e1")]
 
-    assert asyncio.run(main())[2:] == ["e0 start_weight_update", "push 3", "e0 finish_weight_update", "e0 score"]
+    assert asyncio.run(main()) == ["open_weight_group", "push 3", "e0 score"]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl", "ipc"])
+def test_an_engine_that_stays_in_a_failed_push_is_replaced(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    # its wait inside nccl never ends: it is killed, never waited for
+    async def main() -> World:
+        world = await World(monkeypatch, backend=backend, dies="give_up_push").started()
+        policy: Any = BreaksOnce(world.log)
+        await world.push.push(policy, 5)
+        return world
+
+    world = asyncio.run(main())
+    again = world.log[world.log.index("e0 killed") :]
+    assert again[:3] == ["e0 killed", "e2 start", "open_weight_group"]
+    assert {"push 5", "e1 score", "e2 score"} <= set(again)
+    assert world.fleet.fit
 
 
 def test_hybrid_engines_wake_weights_first_and_the_cache_after_the_push(monkeypatch: pytest.MonkeyPatch) -> None:

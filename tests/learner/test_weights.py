@@ -13,7 +13,7 @@ from support.learner_ranks import RankResults, result
 
 pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 
-RANK_CASES = {2: ["exports", "frozen", "sleeping"]}
+RANK_CASES = {2: ["exports", "everywhere", "frozen", "sleeping"]}
 MODELS = ["qwen3", "untied", "gpt2"]
 BUCKET = 20_000
 
@@ -74,3 +74,13 @@ def test_reference_scores_are_those_of_the_model(ranks: RankResults, rank_folder
 
 def test_sleep_changes_nothing(ranks: RankResults) -> None:
     assert all(outcome["metrics"] for outcome in result(ranks, "sleeping", 2))
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_stream_can_serve_every_rank(ranks: RankResults, stage: int) -> None:
+    # engines on the trainer's devices get the weights from the rank on theirs
+    first, second = (outcome[f"stage-{stage}"] for outcome in result(ranks, "everywhere", 2))
+    assert first["alone"].keys() == first["everywhere"].keys() == second["everywhere"].keys()
+    assert second["alone"] == {}
+    assert all(torch.equal(first["everywhere"][name], second["everywhere"][name]) for name in first["alone"])
+    assert all(torch.equal(first["everywhere"][name], first["alone"][name]) for name in first["alone"])

@@ -19,9 +19,11 @@ class Core:
         self.breaks = breaks
         self.hangs = hangs
         self.errored = False
+        self.asked: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         async def call(*_: Any, **__: Any) -> None:
+            self.asked.append(name)
             await asyncio.sleep(0)
             if name == self.breaks:
                 raise RuntimeError(f"{name} broke")
@@ -35,6 +37,11 @@ def engine(breaks: str = "") -> VllmEngine:
     made = VllmEngine(EngineSpec(model="M", name="engine 0"))
     made._llm = Core(breaks)  # type: ignore[assignment]
     return made
+
+
+async def whole_push(own: VllmEngine) -> None:
+    await own.start_weight_update()
+    await own.finish_weight_update(1)
 
 
 def test_requests_that_come_during_a_push_wait_for_its_end() -> None:
@@ -122,7 +129,7 @@ def test_n12_a_paused_engine_keeps_its_requests_during_a_push() -> None:
 
 def test_n12_a_request_that_does_not_end_fails_the_push_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openrlhf.rollout.engine.DEATH_POLL_S", 0.01)
-    monkeypatch.setattr("openrlhf.rollout.engine.PUSH_TIMEOUT_S", 0.03)
+    monkeypatch.setattr("openrlhf.rollout.engine_push.PUSH_TIMEOUT_S", 0.03)
 
     async def main() -> None:
         own = engine()
@@ -131,3 +138,57 @@ def test_n12_a_request_that_does_not_end_fails_the_push_by_name(monkeypatch: pyt
             await own.start_weight_update()
 
     asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_an_engine_between_two_parts_of_a_push_that_failed_elsewhere_takes_the_next_one() -> None:
+    async def main() -> None:
+        core = Core()
+        own = engine()
+        own._llm = core  # type: ignore[assignment]
+        await own.start_weight_update()
+        assert "failed" in (await own.give_up_push())["unfit"]
+        assert core.asked[-2:] == ["finish_weight_update", "get_weight_version"]
+        with pytest.raises(EngineDownError, match="must not serve"):
+            await own._ready_for("r1")
+        await own.start_weight_update()
+        await own.finish_weight_update(4)
+        await own._ready_for("r2")
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_stays_in_a_failed_push_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openrlhf.rollout.engine_push.GIVE_UP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("openrlhf.rollout.engine.DEATH_POLL_S", 0.01)
+
+    async def main() -> None:
+        own = VllmEngine(EngineSpec(model="M", name="engine 0"))
+        own._llm = Core(hangs="finish_weight_update")  # type: ignore[assignment]
+        await own.start_weight_update()
+        stuck = asyncio.create_task(own.finish_weight_update(1))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineDownError, match=r"engine 0 did not give up a failed weight push within 0\.05 s"):
+            await own.give_up_push()
+        stuck.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("step", ["start_weight_update", "finish_weight_update"])
+def test_an_engine_that_can_begin_or_end_no_push_must_be_started_again(step: str) -> None:
+    # vLLM's workers refuse both for good when only some of them have failed in a push
+    async def main() -> None:
+        own = engine(step)
+        with pytest.raises(EngineDownError, match=f"{step} broke"):
+            await whole_push(own)
+        with pytest.raises(EngineDownError, match="engine 0 can take no weights any more"):
+            await own.give_up_push()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("backend", ["nccl", "ipc"])
+def test_only_gloo_takes_a_push_in_one_call(backend: Any) -> None:
+    own = VllmEngine(EngineSpec(model="M", name="engine 0", sync_backend=backend))
+    with pytest.raises(ValueError, match=f"an {backend} sender calls start_, update_ and finish_ itself"):
+        asyncio.run(own.receive_weights({"buckets": []}, 1))

@@ -230,6 +230,23 @@ def exports(rank: int, world: int, folder: Path) -> dict[str, Any]:
     return results
 
 
+def everywhere(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """The weight stream for rank 0 alone and for all ranks."""
+
+    def stream(learner: Learner, *, everywhere: bool) -> dict[str, Tensor]:
+        buckets = learner.named_parameter_buckets(20_000, everywhere=everywhere)
+        return {name: tensor.clone() for bucket in buckets for name, tensor in bucket}
+
+    results = {}
+    for stage in (2, 3):
+        learner = Learner(make_spec(folder, stage=stage))
+        results[f"stage-{stage}"] = {
+            "alone": stream(learner, everywhere=False),
+            "everywhere": stream(learner, everywhere=True),
+        }
+    return results
+
+
 def frozen(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """Reference scores, whole, offloaded and partitioned; a reference refuses to train."""
     results: dict[str, Any] = {}
@@ -301,6 +318,7 @@ CASES: dict[str, Case] = {
     "load_at_other_world": load_at_other_world,
     "averages": averages,
     "exports": exports,
+    "everywhere": everywhere,
     "frozen": frozen,
     "sleeping": sleeping,
     "muon": muon,

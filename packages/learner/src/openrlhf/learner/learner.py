@@ -249,13 +249,15 @@ class Learner:
         return weights.metadata(self.module, skip_frozen=skip_frozen)
 
     def named_parameter_buckets(
-        self, bucket_bytes: int, *, skip_frozen: bool = False
+        self, bucket_bytes: int, *, skip_frozen: bool = False, everywhere: bool = False
     ) -> Iterator[list[tuple[str, Tensor]]]:
         """All parameters in buckets of about `bucket_bytes` on rank 0, empty ones elsewhere. All ranks must exhaust it.
 
-        A tensor is valid until the next bucket is asked for.
+        A tensor is valid until the next bucket is asked for. everywhere: the same buckets on every rank.
         """
-        return weights.checkpoint_buckets(self.module, self.tensor_parallel, bucket_bytes, skip_frozen=skip_frozen)
+        return weights.checkpoint_buckets(
+            self.module, self.tensor_parallel, bucket_bytes, skip_frozen=skip_frozen, everywhere=everywhere
+        )
 
     def export_hf(self, path: str, tokenizer: Any = None) -> None:
         """Write a Hugging Face folder: safetensors, configuration, and the model's own small files as they came.

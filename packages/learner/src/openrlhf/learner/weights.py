@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ class WeightInfo:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def _parameters(module: LearnerModule, skip_frozen: bool) -> list[tuple[str, nn.Parameter]]:
@@ -68,7 +73,12 @@ def checkpoint_form(module: LearnerModule, tensors: list[tuple[str, Tensor]]) ->
 
 
 def buckets(
-    module: LearnerModule, tensor_parallel: TensorParallel, bucket_bytes: int, *, skip_frozen: bool
+    module: LearnerModule,
+    tensor_parallel: TensorParallel,
+    bucket_bytes: int,
+    *,
+    skip_frozen: bool,
+    everywhere: bool = False,
 ) -> Iterator[list[tuple[str, Tensor]]]:
     """Yield lists of (name, full tensor) on rank 0 and empty lists elsewhere; collective.
 
@@ -76,21 +86,29 @@ def buckets(
 
     The tensors are the live parameters: they are valid until the next bucket is asked for, and must not be changed.
     bucket_bytes: a bucket closes when the next parameter would exceed it; a larger parameter is a bucket of its own.
+    everywhere: yield the tensors on every rank, each of which has engines of its own to serve.
     """
     if bucket_bytes < 1:
         raise ValueError(f"--vllm.sync_bucket_mb must be positive, got {bucket_bytes!r} bytes")
-    sender = not dist.is_initialized() or dist.get_rank() == 0
+    sender = everywhere or not dist.is_initialized() or dist.get_rank() == 0
+    makes_whole = everywhere or tensor_parallel.has_rank_0
     for group in _split(_parameters(module, skip_frozen), bucket_bytes):
         with torch.no_grad(), gathered([p for _, p in group]):
-            whole = [(n, tensor_parallel.whole(p, p.data)) for n, p in group] if tensor_parallel.has_rank_0 else []
+            whole = [(n, tensor_parallel.whole(p, p.data)) for n, p in group] if makes_whole else []
             yield whole if sender else []
 
 
 def checkpoint_buckets(
-    module: LearnerModule, tensor_parallel: TensorParallel, bucket_bytes: int, *, skip_frozen: bool
+    module: LearnerModule,
+    tensor_parallel: TensorParallel,
+    bucket_bytes: int,
+    *,
+    skip_frozen: bool,
+    everywhere: bool = False,
 ) -> Iterator[list[tuple[str, Tensor]]]:
     """`buckets` in the form of a Hugging Face file: what an engine loads, as `metadata` announces it."""
-    for bucket in buckets(module, tensor_parallel, bucket_bytes, skip_frozen=skip_frozen):
+    stream = buckets(module, tensor_parallel, bucket_bytes, skip_frozen=skip_frozen, everywhere=everywhere)
+    for bucket in stream:
         yield checkpoint_form(module, bucket)
 
 

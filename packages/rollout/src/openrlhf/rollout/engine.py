@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from openrlhf.agents.engine import EngineError, Generation, SamplingParams
+from openrlhf.rollout.engine_push import CONTROL_TIMEOUT_S, PUSH_TIMEOUT_S, WeightTaker
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.images import decode_image, image_digest
 from openrlhf.rollout.requests import (
@@ -29,45 +30,32 @@ from openrlhf.rollout.requests import (
     result_of,
 )
 from openrlhf.rollout.vllm_sampling import to_vllm_sampling
-from openrlhf.rollout.weights.wire import BucketPlan
+from openrlhf.rollout.weights.plugin import RECEIVERS
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 logger = logging.getLogger(__name__)
 
-CONTROL_TIMEOUT_S = 120.0
-"""Longest wait for a control call (pause, cache reset, version, group set-up); they take milliseconds."""
 DEATH_POLL_S = 1.0
 """How often a control call that waits looks whether the engine core is still there."""
-PUSH_TIMEOUT_S = 1800.0
-"""Longest wait for a whole weight push. Each message in it has the group's own, much shorter, time-out."""
 HEALTH_TIMEOUT_S = 60.0
 """Longest wait for a sign of life of the engine core, which answers between two model steps (seconds on CPU)."""
 SHUTDOWN_TIMEOUT_S = 10.0
 CHUNK_WINDOW_S = 0.002
 """How long a finished sample of a stream waits for others to travel with it: a message costs about as much."""
 
-LEFT_OVER_POLL_S = 0.01
-SHOWN_REQUESTS = 5
-
 T = TypeVar("T")
 
 
-class VllmEngine:
+class VllmEngine(WeightTaker):
     """An `AsyncLLM` with the calls that training needs. All methods must run on one event loop."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        self.spec = spec
-        self.name = spec.name
+        super().__init__(spec)
         self.version = 0
         self._llm: AsyncLLM | None = None
         self._numbers = itertools.count()
-        self._live: set[str] = set()
-        self._updating = False
-        self._push_over = asyncio.Event()
-        self._paused = False
-        self._unfit = ""
 
     async def start(self, version: int = 0, *, serve: bool = True) -> None:
         """Load the model; afterwards samples carry `version` until the first push.
@@ -81,7 +69,7 @@ class VllmEngine:
         from vllm.config import WeightTransferConfig
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        transfer = WeightTransferConfig(backend=self.spec.sync_backend)
+        transfer = WeightTransferConfig(backend=RECEIVERS[self.spec.sync_backend])
         try:
             args = AsyncEngineArgs(**self.spec.vllm_args(), weight_transfer_config=transfer)
             self._llm = AsyncLLM.from_engine_args(args)
@@ -229,90 +217,6 @@ class VllmEngine:
         except Exception as error:
             return EngineDownError(f"{self.name} died during request {request_id}: {cause!r} ({error})")
         return RequestRejectedError(f"{self.name} could not serve request {request_id}: {cause!r}")
-
-    async def init_weight_transfer(self, info: dict[str, Any]) -> None:
-        """Join the trainer's weight group (`GroupAddress.for_engine`, or the nccl/ipc sender's info)."""
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
-
-        await self._control(
-            "join the weight group",
-            self._running().init_weight_transfer_engine(WeightTransferInitRequest(init_info=info)),
-        )
-
-    async def receive_weights(self, plan: BucketPlan | dict[str, Any], version: int) -> None:
-        """Take part in one whole push (gloo, nccl); the trainer must be sending it at the same time.
-
-        plan: the sender's, as an object or as `BucketPlan.to_dict()`.
-        Afterwards every sampled token carries `version`. The prefix cache is emptied. The engine must be idle or
-        paused. Raises EngineDownError when the push fails; then the engine refuses to serve until one succeeds.
-        """
-        if self.spec.sync_backend == "ipc":
-            raise ValueError("an ipc sender delivers the weights itself, between start_ and finish_weight_update")
-        if isinstance(plan, dict):
-            plan = BucketPlan.from_dict(plan)
-        await self.start_weight_update()
-        if self.spec.sync_backend == "gloo":
-            info: dict[str, Any] = {"plan": plan.to_dict(), "version": version}
-        else:
-            tensors = plan.tensors
-            info = {
-                "names": [t.name for t in tensors],
-                "dtype_names": [t.dtype for t in tensors],
-                "shapes": [list(t.shape) for t in tensors],
-            }
-        await self.update_weights(info)
-        await self.finish_weight_update(version)
-
-    async def start_weight_update(self) -> None:
-        """First part of a push; ipc senders call the three parts themselves, others use `receive_weights`.
-
-        Requests that still run on an engine that is not paused belong to nobody (a sample that is over, a worker that
-        died): they are aborted.
-        """
-        self._unfit = "a weight push has failed; it needs a complete one first"
-        self._updating = True
-        self._push_over.clear()
-        if self._live and not self._paused:
-            await self._push_step("end left-over requests", self._end_left_over())
-        await self._push_step("start a weight push", self._running().start_weight_update())
-
-    async def _end_left_over(self) -> None:
-        shown = ", ".join(sorted(self._live)[:SHOWN_REQUESTS])
-        logger.warning("%s aborts %d requests left over: %s", self.name, len(self._live), shown)
-        await self.abort()
-        while self._live:  # noqa: ASYNC110 - they end one by one, each in its caller's task
-            await asyncio.sleep(LEFT_OVER_POLL_S)
-
-    async def update_weights(self, info: dict[str, Any]) -> None:
-        """Second part of a push: receive tensors."""
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
-        request = WeightTransferUpdateRequest(update_info=info)
-        await self._push_step("receive weights", self._running().update_weights(request))
-
-    async def finish_weight_update(self, version: int) -> None:
-        """Last part of a push: the new weights become `version`."""
-        await self._push_step("finish a weight push", self._finish(version))
-        self._unfit = ""
-        self._end_push()
-
-    async def _finish(self, version: int) -> None:
-        await self._running().finish_weight_update()
-        await self._set_version(version)
-        await self._control("reset the prefix cache", self._running().reset_prefix_cache())
-
-    def _end_push(self) -> None:
-        self._updating = False
-        self._push_over.set()
-
-    async def _push_step(self, what: str, call: Awaitable[T]) -> T:
-        try:
-            return await self._control(what, call, PUSH_TIMEOUT_S)
-        except BaseException as error:
-            self._end_push()
-            if isinstance(error, Exception):
-                raise EngineDownError(f"{self.name} could not {what}: {error}") from error
-            raise
 
     async def pause(self, mode: Literal["abort", "wait", "keep"] = "keep", *, clear_cache: bool = False) -> None:
         """Stop running requests. keep: they continue after `resume`, with the weights of then.

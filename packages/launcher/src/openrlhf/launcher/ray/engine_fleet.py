@@ -148,23 +148,27 @@ class EngineFleet:
     def mark_fit(self) -> None:
         self.fit = True
 
-    async def gone(self) -> dict[int, BaseException]:
-        """Numbers of the engines that are dead or silent, with what was seen of them."""
+    async def gone(self, *, after_push: bool = False) -> dict[int, BaseException]:
+        """Numbers of the engines that are dead or silent, with what was seen of them.
+
+        after_push: a push has failed; engines that do not come out of it count as gone.
+        """
+        method = "give_up_push" if after_push else "health"
         pings = await asyncio.gather(
             *(
-                gather([actor.call.remote("health")], what="engine health", names=[name], timeout=PING_TIMEOUT)
+                gather([actor.call.remote(method)], what="engine health", names=[name], timeout=PING_TIMEOUT)
                 for name, actor in self.engines
             ),
             return_exceptions=True,
         )
         return {i: ping for i, ping in enumerate(pings) if isinstance(ping, BaseException)}
 
-    async def revive(self) -> list[str]:
+    async def revive(self, *, after_push: bool = False) -> list[str]:
         """Replace engines that are gone or silent; returns their names. The new ones need a push before they serve.
 
         Raises WorkerDiedError when too many were lost in this run.
         """
-        gone = await self.gone()
+        gone = await self.gone(after_push=after_push)
         names = [self.names[i] for i in gone]
         if not gone:
             return []

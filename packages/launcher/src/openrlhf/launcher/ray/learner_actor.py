@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import GetTimeoutError
 
 from openrlhf.launcher.ray.calls import DEATHS, WorkerDiedError, first_line
+from openrlhf.launcher.ray.engine_client import FleetClient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,32 +55,42 @@ class Sender(Protocol):
 
     def send(self, stream: Iterable[list[tuple[str, Tensor]]], plan: BucketPlan, version: int) -> Any: ...
 
+    def close(self) -> None: ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """How weights travel: --vllm.sync_backend, --vllm.sync_bucket_mb in bytes, and the engines for CUDA IPC."""
+    """How weights travel: --vllm.sync_backend, and the engines, which senders over nccl and CUDA IPC call themselves.
+
+    num_workers: of each engine.
+    """
 
     backend: str
-    bucket_bytes: int
     engines: Sequence[Any] = ()
+    num_workers: Sequence[int] = ()
 
-    def sender(self, rank: int) -> Sender:
-        """The end of this rank. nccl and ipc import vLLM and need CUDA."""
+    def sender(self, rank: int, buffer_bytes: int) -> Sender | None:
+        """The end of this rank, where it has one. nccl and ipc import vLLM and need CUDA.
+
+        buffer_bytes: what travels at once over nccl and ipc, not less than the largest tensor.
+        """
+        address = ray.util.get_node_ip_address()
         if self.backend == "gloo":
             from openrlhf.rollout.weights.sender import WeightSender
 
-            return WeightSender(master_address=ray.util.get_node_ip_address())
+            return WeightSender(master_address=address) if rank == 0 else None
         from openrlhf.rollout.weights.cuda_sender import IpcSender, NcclSender
 
-        if self.backend == "nccl":
-            return NcclSender(master_address=ray.util.get_node_ip_address(), bucket_bytes=self.bucket_bytes)
-        return IpcSender(rank=rank, bucket_bytes=self.bucket_bytes, deliver=self._deliver)
+        limit = UPDATE_TIMEOUTS[self.backend]
+        engines = FleetClient(engines=self.engines, num_workers=self.num_workers, update_timeout=limit)
+        if self.backend == "ipc":
+            return IpcSender(rank=rank, buffer_bytes=buffer_bytes, engines=engines)
+        return NcclSender(master_address=address, buffer_bytes=buffer_bytes, engines=engines) if rank == 0 else None
 
-    def _deliver(self, message: dict[str, Any]) -> None:
-        ray.get([engine.call.remote("update_weights", message) for engine in self.engines], timeout=DELIVER_TIMEOUT)
 
-
-DELIVER_TIMEOUT = 600.0
+UPDATE_TIMEOUTS = {"nccl": 1800.0, "ipc": 15.0}
+"""Seconds for one `update_weights`: over nccl a whole push, whose messages have a bound of their own; over ipc one
+message."""
 SAMPLES_TIMEOUT = 300.0
 WORK_TIMEOUT = 24 * 3600.0
 """Bound of one epoch's update or one batch's forwards: days of work are no fault, a dead rank is seen at once."""
@@ -136,21 +147,22 @@ class LearnerActor:
         self.plan: BucketPlan | None = None
         self.bucket_bytes = 0
         self.skip_frozen = False
+        self.everywhere = False
         self.trainer = RankTrainer(Learner(spec), config, resolve=_resolve)
         self.trainer.learner.give_back()
 
-    def open_weight_group(self, world_size: int, generation: int, transfer: Transfer) -> Any:
+    def open_weight_group(self, world_size: int, generation: int, transfer: Transfer, bucket_bytes: int) -> Any:
         """The meeting point of a new weight group. Rank 0 sends; with CUDA IPC every rank does, to its own device."""
-        if transfer.backend == "ipc":
-            self.sender = transfer.sender(self.rank)
-        elif self.rank != 0:
-            return None
-        elif self.sender is None:
-            self.sender = transfer.sender(self.rank)
-        return self.sender.open(world_size, generation)
+        if self.sender is None or transfer.backend != "gloo":
+            largest = max(info.nbytes for info in self.trainer.learner.weight_metadata())
+            if self.sender is not None:
+                self.sender.close()
+            self.sender = transfer.sender(self.rank, max(bucket_bytes, largest))
+        self.everywhere = transfer.backend == "ipc"
+        return None if self.sender is None else self.sender.open(world_size, generation)
 
     def connect_weight_group(self) -> None:
-        """Rank 0: wait for the engines."""
+        """Ranks with a sender: wait for the engines."""
         if self.sender is not None:
             self.sender.connect()
 
@@ -167,15 +179,16 @@ class LearnerActor:
 
     def push(self, version: int) -> None:
         """All ranks: stream the weights; those with a sender send them."""
-        from openrlhf.rollout.weights.sender import drain
+        from openrlhf.rollout.weights.sender import send_or_drain
 
         assert self.plan is not None, "plan_push() comes before push()"
-        stream = self.trainer.learner.named_parameter_buckets(self.bucket_bytes, skip_frozen=self.skip_frozen)
-        if self.sender is None:
-            drain(stream)
-        else:
-            self.sender.send(stream, self.plan, version)
-        self.trainer.learner.give_back()
+        stream = self.trainer.learner.named_parameter_buckets(
+            self.bucket_bytes, skip_frozen=self.skip_frozen, everywhere=self.everywhere
+        )
+        try:
+            send_or_drain(self.sender, stream, self.plan, version)
+        finally:
+            self.trainer.learner.give_back()
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """A method of this rank's trainer. Afterwards the device's other users can have the memory it took."""

@@ -24,7 +24,7 @@ from openrlhf.launcher.ray.agent_spec import AgentSpec
 from openrlhf.launcher.ray.calls import get
 from openrlhf.launcher.ray.cluster import Cluster
 from openrlhf.launcher.ray.devices import extra_noset
-from openrlhf.launcher.ray.engine_actor import EngineActor
+from openrlhf.launcher.ray.engine_actor import engine_actor
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.ray.engine_watch import INTERVAL, EngineWatch
 from openrlhf.launcher.ray.learner_actor import LearnerActor, RankAddress
@@ -127,14 +127,12 @@ def start_fleet(
 ) -> EngineFleet:
     """One engine actor per --vllm.num_engines."""
     specs = engine_specs(config, gpus=gpus, vision=prepared.vision)
-    actor = ray.remote(EngineActor)
+    actor = engine_actor()
 
     def spawn(number: int) -> Any:
         own = specs[number].environment()
         env = dict(environment) | own | _user_values(own) | reservation.environment("engine", number)
-        return actor.options(
-            **reservation.options("engine", number), max_concurrency=1000, runtime_env={"env_vars": env}
-        ).remote()
+        return actor.options(**reservation.options("engine", number), runtime_env={"env_vars": env}).remote()
 
     return EngineFleet(specs, spawn)
 

@@ -110,7 +110,7 @@ class WeightPush:
                 if failures == ATTEMPTS or isinstance(error, (ValueError, SyncError)):
                     raise
                 log.warning("weight push %d failed (%s): new group, everything again", version, error)
-                await self._fleet.revive()
+                await self._fleet.revive(after_push=True)
         self.version = version
         self._fleet.mark_fit()
         await self._fleet.announce()
@@ -138,26 +138,28 @@ class WeightPush:
             self._plan = (await policy.wait(refs, "weight push plan", PUSH_TIMEOUT))[0]
             self._plan_skips = skip_frozen
         assert self._plan is not None
-        if self._backend == "ipc":  # the trainer hands the buffers over itself
-            await self._fleet.on_each("weight push start", "start_weight_update")
         sending = policy.wait(policy.call_actor("push", version), f"weight push {version}", PUSH_TIMEOUT)
-        if self._backend == "ipc":
-            await sending
-            await self._fleet.on_each("weight push end", "finish_weight_update", version)
-        else:
+        if self._backend == "gloo":
             await _both(sending, self._fleet.receive_weights(self._plan, version, timeout=PUSH_TIMEOUT))
+        else:  # vLLM's trainer engine in rank 0 calls the engines
+            await sending
         self.last_bytes = self._plan.nbytes
         self._whole_sent = True
 
     async def _connect(self, policy: RankGroup) -> None:
         self._generation += 1
         world_size = 1 + self._fleet.num_workers
-        engines = self._fleet.actors if self._backend == "ipc" else ()
-        transfer = Transfer(backend=self._backend, bucket_bytes=self._bucket_bytes, engines=tuple(engines))
-        refs = policy.call_actor("open_weight_group", world_size, self._generation, transfer)
+        workers = [spec.num_workers for spec in self._fleet.specs]
+        transfer = Transfer(backend=self._backend)
+        if self._backend != "gloo":
+            transfer = Transfer(backend=self._backend, engines=tuple(self._fleet.actors), num_workers=workers)
+        refs = policy.call_actor("open_weight_group", world_size, self._generation, transfer, self._bucket_bytes)
         opened = await policy.wait(refs, "weight group", CONNECT_TIMEOUT)
         connecting = policy.wait(policy.call_actor("connect_weight_group"), "weight group", CONNECT_TIMEOUT)
-        await _both(connecting, self._fleet.join_weight_group(opened[0], timeout=CONNECT_TIMEOUT))
+        if self._backend == "gloo":
+            await _both(connecting, self._fleet.join_weight_group(opened[0], timeout=CONNECT_TIMEOUT))
+        else:
+            await connecting
         self._connected = True
         self._whole_sent = False
 

@@ -1,123 +1,154 @@
-"""The trainer's end of a weight push on GPUs, on vLLM's own backends: nccl, and CUDA IPC for colocated engines.
+"""The trainer's end of a weight push on GPUs: vLLM's own trainer engines for nccl, and for CUDA IPC when engines are
+colocated.
 
 Needs vLLM and CUDA in the trainer's process; gloo (`sender.py`) needs neither. Same life as `WeightSender`: open,
-connect, send, close.
+connect, send, close. Unlike there, vLLM's trainer engine drives the engines itself, through a client; a failed call
+of an engine ends the push.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol, cast
 
+import torch
 from torch import Tensor
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
-from vllm.distributed.weight_transfer.nccl_common import trainer_init
-from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
+from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
 
+from openrlhf.rollout.weights.group import GROUP_TIMEOUT_S
+from openrlhf.rollout.weights.guard import GuardedGroup, bounded
 from openrlhf.rollout.weights.wire import BucketPlan, TensorSpec, torch_dtype
 
-NUM_BUFFERS = 2
+NUM_BUFFERS = 1
+"""One CUDA stream on both sides. With vLLM's default of two, buffers cross streams: engines keep views of a message
+until its layer is complete (an expert layer spans many), then copy them on the stream of a later message, which neither
+waits for the earlier one nor keeps its memory from being received into. The trainer's gathered tensors likewise."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NcclAddress:
-    """Where an nccl group meets; field names are those of vLLM's init info."""
+class Engines(Protocol):
+    """All engines of a run behind vLLM's client protocol; every call returns once each of them has answered.
 
-    master_address: str
-    master_port: int
-    world_size: int
-    packed_buffer_size_bytes: int
-    packed: bool = True
-    packed_num_buffers: int = NUM_BUFFERS
+    Raises an exception as soon as an engine is gone or refuses.
+    """
 
-    def for_engine(self, rank_offset: int) -> dict[str, Any]:
-        """The init info of an engine whose first worker has this rank."""
-        return {**asdict(self), "rank_offset": rank_offset}
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
 
+    def start_weight_update(self) -> None: ...
 
-@dataclass(frozen=True, kw_only=True)
-class IpcAddress:
-    """CUDA IPC needs no meeting point."""
+    def update_weights(self, update_info: Any) -> None: ...
 
-    packed: bool = True
-
-    def for_engine(self, rank_offset: int) -> dict[str, Any]:
-        """The init info of any engine."""
-        return {"packed": self.packed}
+    def finish_weight_update(self, weight_version: str | None = None) -> None: ...
 
 
 class NcclSender:
-    """Rank 0 of an nccl group with all engine workers. A push that fails leaves the group unusable: open a new one."""
+    """Rank 0 of an nccl group with all engine workers. A push that fails leaves the group unusable: open a new one.
 
-    def __init__(self, *, master_address: str, bucket_bytes: int) -> None:
+    buffer_bytes: a message closes when it holds more than this. timeout_s: longest wait for a peer, as in
+    `WeightSender`.
+    """
+
+    def __init__(
+        self, *, master_address: str, buffer_bytes: int, engines: Engines, timeout_s: float = GROUP_TIMEOUT_S
+    ) -> None:
         self._master_address = master_address
-        self._bucket_bytes = bucket_bytes
-        self._address: NcclAddress | None = None
-        self._group: Any = None
+        self._buffer_bytes = buffer_bytes
+        self._engines = _PushClient(engines)
+        self._source = _PushSource()
+        self._timeout_s = timeout_s
+        self._address: NCCLTrainerInitInfo | None = None
+        self._trainer: NCCLTrainerWeightTransferEngine | None = None
 
-    def open(self, world_size: int, generation: int) -> NcclAddress:
-        """Choose a port for a new group; every generation meets at another one, so `generation` itself isn't sent."""
+    def open(self, world_size: int, generation: int) -> None:
+        """Choose a port for a new group of 1 + all engine workers; every generation meets at another one."""
         self.close()
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = probe.getsockname()[1]
-        self._address = NcclAddress(
+        self._address = NCCLTrainerInitInfo(
+            rank=0,
             master_address=self._master_address,
             master_port=port,
             world_size=world_size,
-            packed_buffer_size_bytes=self._bucket_bytes,
+            packed_buffer_size_bytes=self._buffer_bytes,
+            packed_num_buffers=NUM_BUFFERS,
         )
-        return self._address
 
     def connect(self) -> None:
-        """Wait for the engine workers; uses this process' current device."""
-        assert self._address is not None, "open a group first"
-        self._group = trainer_init(asdict(self._address))
+        """Let the engine workers join and meet them; uses this process' current device. Raises RuntimeError in time."""
+        address = self._address
+        assert address is not None, "open a group first"
+        trainer = bounded(
+            "meet the engines",
+            lambda: NCCLTrainerWeightTransferEngine.trainer_init(address, client=self._engines, source=self._source),
+            device=torch.accelerator.current_device_index() if torch.cuda.is_available() else None,
+            timeout_s=self._timeout_s,
+        )
+        self._engines.group = GuardedGroup(cast(Any, trainer.model_update_group), timeout_s=self._timeout_s)
+        trainer.model_update_group = cast(Any, self._engines.group)
+        self._trainer = trainer
 
     def send(self, stream: Iterable[Sequence[tuple[str, Tensor]]], plan: BucketPlan, version: int) -> None:
-        """Broadcast the stream in packed buffers; the engines cut it by the same rule from the plan's order."""
-        assert self._group is not None, "connect the group first"
-        packed_nccl_broadcast_producer(
-            iterator=follow_plan(stream, plan),
-            group=self._group,
-            src=0,
-            post_iter_func=lambda item: item[1],
-            buffer_size_bytes=self._bucket_bytes,
-            num_buffers=NUM_BUFFERS,
-        )
+        """One push: start, broadcast in packed messages, finish. The engines cut the stream by the plan's order.
+
+        Raises RuntimeError when an engine fails or falls silent, ValueError when the stream doesn't follow the plan.
+        Either way the group is closed.
+        """
+        group = self._engines.group
+        assert self._trainer is not None, "open and connect a group first"
+        assert group is not None, "a connected sender has a group"
+        self._source.begin(stream, plan)
+        self._engines.begin(version)
+        torch.cuda.current_stream().synchronize()  # the broadcast's own stream does not wait for the last step's
+        try:
+            with group.transfer():
+                self._trainer.send_weights()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        """Leave the group."""
-        if self._group is not None:
-            self._group.destroy()
-        self._group = None
+        """Leave the group; engines that wait for a message give up by themselves."""
+        if self._trainer is not None:
+            self._trainer.shutdown()
+        self._trainer = None
+        self._engines.group = None
 
 
 class IpcSender:
-    """Hands engines on the same GPUs a view of the trainer's buffers. Lives on every trainer rank.
+    """Hands engine workers on the same GPUs a view of the trainer's buffer. Lives on every trainer rank.
 
-    deliver: called on rank 0 with one message for all engines (`VllmEngine.update_weights`); it must return only when
-    they have loaded it. The launcher calls `start_weight_update` before and `finish_weight_update` after the push.
+    buffer_bytes: of the buffer in device memory; no tensor may be larger.
     """
 
-    def __init__(self, *, rank: int, bucket_bytes: int, deliver: Callable[[dict[str, Any]], None]) -> None:
-        self._info = IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=bucket_bytes)
-        self._client = _DeliverOnly(deliver)
+    def __init__(self, *, rank: int, buffer_bytes: int, engines: Engines) -> None:
+        self._info = IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=buffer_bytes)
+        self._engines = _PushClient(engines, stay_in_step=True)
+        self._source = _PushSource()
+        self._trainer: IPCTrainerWeightTransferEngine | None = None
 
-    def open(self, world_size: int, generation: int) -> IpcAddress:
-        """Nothing to open."""
-        return IpcAddress()
+    def open(self, world_size: int, generation: int) -> None:
+        """Nothing to open: CUDA IPC needs no meeting point."""
 
     def connect(self) -> None:
-        """Nothing to connect."""
+        """Rank 0 tells the engines what will come."""
+        self._trainer = IPCTrainerWeightTransferEngine.trainer_init(
+            self._info, client=self._engines, source=self._source
+        )
 
     def send(self, stream: Iterable[Sequence[tuple[str, Tensor]]], plan: BucketPlan, version: int) -> None:
-        """All ranks together: share the stream buffer by buffer."""
-        source = _PlannedSource(stream, plan)
-        IPCTrainerWeightTransferEngine.trainer_init(self._info, client=self._client, source=source).send_weights()
+        """One push, all ranks together: each shares the whole stream buffer by buffer with the workers on its device.
+
+        When an engine fails, the ranks go through the rest of the stream without it, so that they stay in step; then
+        its error is raised on rank 0.
+        """
+        assert self._trainer is not None, "connect first"
+        self._source.begin(stream, plan)
+        self._engines.begin(version)
+        self._trainer.send_weights()
+        self._engines.raise_failure()
 
     def close(self) -> None:
         """Nothing to close."""
@@ -140,12 +171,11 @@ def follow_plan(stream: Iterable[Sequence[tuple[str, Tensor]]], plan: BucketPlan
         raise ValueError(f"the trainer's stream ended before {missing.name!r}")
 
 
-class _PlannedSource(WeightSource):
-    """One push's stream in the form vLLM's trainer engines take."""
+class _PushSource(WeightSource):
+    """The stream of the push that `begin` announced, in the form vLLM's trainer engines take."""
 
-    def __init__(self, stream: Iterable[Sequence[tuple[str, Tensor]]], plan: BucketPlan) -> None:
-        self._stream = stream
-        self._plan = plan
+    def begin(self, stream: Iterable[Sequence[tuple[str, Tensor]]], plan: BucketPlan) -> None:
+        self._stream, self._plan = stream, plan
 
     def metadata(self) -> list[ParamMeta]:
         return [ParamMeta(t.name, torch_dtype(t.dtype), t.shape) for t in self._plan.tensors]
@@ -154,17 +184,52 @@ class _PlannedSource(WeightSource):
         return follow_plan(self._stream, self._plan)
 
 
-class _DeliverOnly:
-    """vLLM's client protocol, of which only the transfer itself happens here: the launcher drives the rest."""
+class _PushClient:
+    """The engines as vLLM's trainer engines call them; adds the version, and what a failure must set off.
 
-    def __init__(self, deliver: Callable[[dict[str, Any]], None]) -> None:
-        self._deliver = deliver
+    nccl: it aborts the group, since the broadcast would wait for the engine that failed. stay_in_step (ipc): it is kept
+    until the end, since the other ranks wait for this one after every message.
+    """
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
+    def __init__(self, engines: Engines, *, stay_in_step: bool = False) -> None:
+        self._engines = engines
+        self._stay_in_step = stay_in_step
+        self._failure: Exception | None = None
+        self._version = 0
+        self.group: GuardedGroup | None = None
 
-    def start_weight_update(self) -> None: ...
+    def begin(self, version: int) -> None:
+        self._version = version
+        self._failure = None
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._engines.init_weight_transfer_engine(init_info)
+
+    def start_weight_update(self) -> None:
+        self._call(self._engines.start_weight_update)
 
     def update_weights(self, update_info: Any) -> None:
-        self._deliver(update_info)
+        self._call(self._engines.update_weights, update_info)
 
-    def finish_weight_update(self, weight_version: str | None = None) -> None: ...
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._call(self._engines.finish_weight_update, str(self._version))
+
+    def _call(self, method: Any, *args: Any) -> None:
+        if self._failure is not None:
+            return
+        group = self.group
+        try:
+            if group is None:
+                method(*args)
+            else:
+                group.while_alive(lambda: method(*args))
+        except Exception as error:
+            if group is not None:
+                group.abort(f"weight push {self._version}: {error}")
+            if not self._stay_in_step:
+                raise
+            self._failure = error

@@ -1,8 +1,8 @@
-"""The vLLM plugin: what every vLLM process of ours gets. Makes the weight-transfer backend "gloo" known, ends an engine
-core whose parent is gone, and lets CPU kernels use AMX.
+"""The vLLM plugin: what every vLLM process of ours gets. Makes our weight receivers known, ends an engine core whose
+parent is gone, and lets CPU kernels use AMX.
 
 vLLM calls `register` through the entry point group `vllm.general_plugins` at the start of the frontend, of each
-engine core and of each worker. It names the receiver by module path, so that only workers that use it import it.
+engine core and of each worker. It names the receivers by module path, so that only workers that use one import it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,24 @@ import multiprocessing
 import os
 import threading
 
-GLOO_BACKEND = "gloo"
+RECEIVERS = {"gloo": "gloo", "nccl": "bounded_nccl", "ipc": "restartable_ipc"}
+"""--vllm.sync_backend -> the name of its receiver in vLLM; "nccl" and "ipc" are vLLM's own, which ours extend."""
+CLASSES = {
+    "gloo": ("openrlhf.rollout.weights.gloo_engine", "GlooWeightTransferEngine"),
+    "nccl": ("openrlhf.rollout.weights.cuda_engine", "BoundedNcclEngine"),
+    "ipc": ("openrlhf.rollout.weights.cuda_engine", "RestartableIpcEngine"),
+}
 ENGINE_CORE_PROCESS = "EngineCore"
 EXIT_CODE = 1
 
 
 def register() -> None:
-    """Register the gloo receiver with vLLM's factory; calling it again changes nothing."""
+    """Register the receivers with vLLM's factory; calling it again changes nothing."""
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
-    if GLOO_BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(
-            GLOO_BACKEND, "openrlhf.rollout.weights.gloo_engine", "GlooWeightTransferEngine"
-        )
+    for backend, name in RECEIVERS.items():
+        if name not in WeightTransferEngineFactory._registry:
+            WeightTransferEngineFactory.register_engine(name, *CLASSES[backend])
     end_with_parent()
     allow_amx()
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -110,7 +111,21 @@ def header(plan: BucketPlan, version: int) -> Tensor:
     return torch.tensor([version, plan.digest], dtype=torch.int64)
 
 
-def drain(stream: Iterable[Sequence[tuple[str, Tensor]]]) -> None:
-    """What trainer ranks other than 0 do during a push: take part in gathering the weights."""
-    for _ in stream:
-        pass
+class Sends(Protocol):
+    """What a rank with a sender does with the stream; over nccl and ipc it is another class."""
+
+    def send(self, stream: Iterable[Any], plan: BucketPlan, version: int) -> Any: ...
+
+
+def send_or_drain(sender: Sends | None, stream: Iterator[Any], plan: BucketPlan, version: int) -> None:
+    """What every trainer rank does in a push: send its stream, or only take part in gathering it.
+
+    A sender that fails leaves the stream half-way; the rest is gathered all the same, since the other ranks would wait
+    for this one in the middle of it, and meet the next push there.
+    """
+    try:
+        if sender is not None:
+            sender.send(stream, plan, version)
+    finally:
+        for _ in stream:
+            pass

@@ -1,0 +1,343 @@
+"""Weight pushes from real trainer ranks into engine workers, over each backend; run by `learner_ranks`.
+
+Ours are the trainer's and the engine's code from `LearnerActor.push` to `VllmEngine`, vLLM's the trainer engines, the
+worker's session, the receivers and the reload. Not there: Ray, a model runner, a GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from safetensors.torch import load_file
+
+from openrlhf.core.config import PolicyLossConfig
+from openrlhf.launcher.ray import learner_actor
+from openrlhf.launcher.ray.learner_actor import LearnerActor, Transfer
+from openrlhf.learner.learner import Learner
+from openrlhf.learner.objective import PolicyObjective
+from openrlhf.rollout.weights.guard import GuardedGroup
+from openrlhf.rollout.weights.wire import BucketPlan, plan_buckets, specs_of
+from support import cuda_stand_in
+from support.cuda_stand_in import stand_in_for_cuda
+from support.engine_workers import Engines, Loaded, answers, worker
+from support.learner_models import make_batch
+from support.learner_ranks import Case
+from support.learner_step_cases import make_spec, share
+from support.stream_checker import SameProcess, StreamChecker
+from support.stream_checker import Stream as CheckedStream
+
+BUCKET = 20_000
+"""Bytes; the embedding of the tiny models has 32,768."""
+SILENCE_S = 3.0
+"""Bound of waits in a push that must fail; those that must succeed get more, since the machine may be busy."""
+PATIENCE_S = 60.0
+OBJECTIVE = PolicyObjective(config=PolicyLossConfig())
+
+
+def engine_sizes(backend: str, world: int) -> list[int]:
+    """Workers of each engine: over ipc as many as trainer ranks, on their devices."""
+    return [world // 2, world - world // 2] if backend == "ipc" and world > 1 else [1] if backend == "ipc" else [1, 2]
+
+
+class Run:
+    """One rank's learner and actor; on rank 0 the engines as well."""
+
+    def __init__(self, rank: int, world: int, folder: Path, backend: str, learner: Learner) -> None:
+        self.rank, self.world, self.folder, self.backend, self.learner = rank, world, folder, backend, learner
+        self.held = load_file(Path(learner.spec.model_path) / "model.safetensors")
+        sizes = engine_sizes(backend, world)
+        self.engines = Engines(backend, self.held, workers=sizes, timeout_s=PATIENCE_S) if rank == 0 else None
+        self.sizes, self.generation, self.version = sizes, 0, 0
+        self.actor: Any = LearnerActor.__new__(LearnerActor)
+        self.actor.rank, self.actor.sender, self.actor.everywhere = rank, None, False
+        self.actor.trainer = SimpleNamespace(learner=self.learner)
+
+    def connect(self) -> None:
+        """A new group, as `WeightPush` makes one."""
+        self.generation += 1
+        actors = () if self.engines is None else self.engines.actors
+        transfer = Transfer(backend=self.backend, engines=actors, num_workers=self.sizes)
+        opened = self.actor.open_weight_group(1 + sum(self.sizes), self.generation, transfer, BUCKET)
+        joining: list[Any] = []
+        if self.backend == "gloo" and self.engines is not None:
+            offset = 1
+            for actor, size in zip(self.engines.actors, self.sizes, strict=True):
+                joining.append(actor.call.remote("init_weight_transfer", opened.for_engine(offset)))
+                offset += size
+        elif self.backend == "nccl" and self.engines is not None:
+            self.actor.sender._timeout_s = PATIENCE_S
+        self.actor.connect_weight_group()
+        answers(joining, what="join", timeout=30)
+        self.actor.plan_push(BUCKET, False)
+
+    def push(self) -> None:
+        """Rank 0 raises what went wrong; the others never do, and end when it does."""
+        self.version += 1
+        receiving: list[Any] = []
+        if self.backend == "gloo" and self.engines is not None:
+            receiving = [a.call.remote("receive_weights", self.actor.plan, self.version) for a in self.engines.actors]
+        self.actor.push(self.version)
+        answers(receiving, what="receive", timeout=30)
+
+    def wait_no_longer_than(self, seconds: float) -> None:
+        """The bound of waits in the next push over this connection."""
+        if self.backend == "ipc":
+            learner_actor.UPDATE_TIMEOUTS["ipc"] = seconds
+            self.connect()
+        elif self.backend == "nccl" and self.engines is not None:
+            groups = [self.actor.sender._engines.group]
+            groups += [w.weight_transfer_engine._guard for w in self.engines.workers]
+            for group in filter(None, groups):
+                group._timeout_s = seconds
+
+    def give_up(self) -> None:
+        """What the controller asks of the engines after a failed push."""
+        if self.engines is not None:
+            answers([a.call.remote("give_up_push") for a in self.engines.actors], what="give up", timeout=60)
+
+    def differences(self) -> list[str]:
+        """Tensors of any worker that are not bit for bit what the trainer holds (`held`)."""
+        states = [] if self.engines is None else self.engines.states()
+        return [
+            f"worker {number}: {name}"
+            for number, state in enumerate(states)
+            for name, tensor in self.held.items()
+            if not torch.equal(state[name], tensor)
+        ]
+
+    def train(self) -> None:
+        """One optimiser step; `held` is then what a checkpoint in the files' form has."""
+        self.learner.update(share(make_batch(), [0, 1, 2, 3], self.rank, self.world), OBJECTIVE)
+        path = self.folder / f"trained-{self.backend}-{self.learner.spec.ds.zero_stage}-{self.world}-{len(self.held)}"
+        self.learner.export_hf(str(path))
+        before, self.held = self.held, load_file(path / "model.safetensors")
+        assert any(not torch.equal(before[name], self.held[name]) for name in before)
+
+    def close(self) -> None:
+        if self.engines is not None:
+            self.engines.close()
+
+
+@contextmanager
+def run(rank: int, world: int, folder: Path, backend: str, *, stage: int, model: str) -> Iterator[Run]:
+    (folder / "handles").mkdir(exist_ok=True)
+    learner = Learner(make_spec(folder, stage=stage, model=model))  # first: ZeRO-3 replaces torch.empty meanwhile
+    limits = {**learner_actor.UPDATE_TIMEOUTS, "ipc": PATIENCE_S}
+    with (
+        stand_in_for_cuda(folder / "handles", rank),
+        mock.patch("openrlhf.launcher.ray.engine_client.get", answers),
+        mock.patch.object(learner_actor, "UPDATE_TIMEOUTS", limits),
+    ):
+        made = Run(rank, world, folder, backend, learner)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def pushes(backend: str, stage: int, model: str, *, trained: bool) -> Case:
+    """A push of the start weights; trained: another one over the same connection after an optimiser step."""
+
+    def case(rank: int, world: int, folder: Path) -> dict[str, Any]:
+        with run(rank, world, folder, backend, stage=stage, model=model) as own:
+            own.connect()
+            own.push()
+            found = {"different": own.differences(), "names": sorted(own.held)}
+            if trained:
+                own.train()
+                own.push()
+                found["different"] += own.differences()
+            return found
+
+    return case
+
+
+def break_engine(own: Run) -> str:
+    """The last worker fails while it loads."""
+    if own.engines is not None:
+        own.engines.models[-1].faults.append(RuntimeError("load broke"))
+    return "load broke|did not answer within"
+
+
+def silence_engine(own: Run) -> str:
+    """The last worker stops in the middle for longer than the bound."""
+
+    def stop(model: Loaded, load: Callable[..., None]) -> Callable[..., None]:
+        def once(weights: Any) -> None:
+            model.load_weights = load  # type: ignore[method-assign]
+            time.sleep(3 * SILENCE_S)
+            load(weights)
+
+        return once
+
+    if own.engines is not None and own.backend != "gloo":
+        model = own.engines.models[-1]
+        model.load_weights = stop(model, model.load_weights)  # type: ignore[method-assign]
+    return f"within {SILENCE_S:g} s"
+
+
+def break_trainer(own: Run) -> str:
+    """The stream does not bring what was announced from the middle on."""
+    plan: BucketPlan = own.actor.plan
+    tensors = plan.tensors
+    own.actor.plan = plan_buckets([*tensors[:9], *tensors[10:], tensors[9]], BUCKET)
+    return "push plan"
+
+
+FAULTS: dict[str, Callable[[Run], str]] = {
+    "engine-fails": break_engine,
+    "engine-silent": silence_engine,
+    "trainer-fails": break_trainer,
+}
+
+
+def failures(backend: str, stage: int, faults: tuple[str, ...]) -> Case:
+    """Pushes that fail on one side in the middle; after each one a new group, and everything again."""
+
+    def case(rank: int, world: int, folder: Path) -> dict[str, Any]:
+        with run(rank, world, folder, backend, stage=stage, model="qwen3") as own:
+            own.connect()
+            own.push()
+            found: dict[str, Any] = {}
+            for fault in faults:
+                own.train()
+                own.wait_no_longer_than(SILENCE_S)
+                plan = own.actor.plan
+                wanted, said = FAULTS[fault](own), ""
+                try:
+                    own.push()
+                except Exception as error:
+                    said = f"{type(error).__name__}: {error}"
+                own.actor.plan = plan
+                own.wait_no_longer_than(PATIENCE_S)
+                own.give_up()
+                own.connect()
+                own.push()
+                found[fault] = {"wanted": wanted, "said": said, "different": own.differences()}
+            return found
+
+    return case
+
+
+def silent_trainer(rank: int, world: int, folder: Path) -> dict[str, str]:
+    """Engines that were told of a push which never comes."""
+    with run(rank, world, folder, "nccl", stage=2, model="qwen3") as own:
+        own.connect()
+        own.wait_no_longer_than(SILENCE_S)
+        said = ""
+        if own.engines is not None:
+            tensors = own.actor.plan.tensors
+            told = {"names": [t.name for t in tensors], "dtype_names": [t.dtype for t in tensors]}
+            told["shapes"] = [list(t.shape) for t in tensors]
+            for method, args in (("start_weight_update", ()), ("update_weights", (told,))):
+                refs = [actor.call.remote(method, *args) for actor in own.engines.actors]
+                try:
+                    answers(refs, what=method, timeout=30)
+                except Exception as error:
+                    said = str(error)
+        own.give_up()
+        own.connect()
+        own.push()
+        return {"said": said, "different": ", ".join(own.differences())}
+
+
+def lost_in_meeting(rank: int, world: int, folder: Path) -> dict[str, str]:
+    """An engine that does not come to the meeting of a new group."""
+    with run(rank, world, folder, "nccl", stage=2, model="qwen3") as own:
+        said = ""
+        if own.engines is not None:
+            sizes, own.sizes = own.sizes, [*own.sizes, 1]  # one more worker than there are
+            try:
+                transfer = Transfer(backend="nccl", engines=own.engines.actors, num_workers=sizes)
+                own.actor.open_weight_group(1 + sum(own.sizes), 1, transfer, BUCKET)
+                sender: Any = own.actor.sender
+                sender._timeout_s = SILENCE_S
+                own.actor.connect_weight_group()
+            except RuntimeError as error:
+                said = str(error)
+            own.sizes = sizes
+            time.sleep(SILENCE_S)
+        own.connect()
+        own.push()
+        return {"said": said, "different": ", ".join(own.differences())}
+
+
+def streams(buffers: int) -> Case:
+    """A push over `buffers` CUDA streams, sender and receiver one after the other, watched by a `StreamChecker`."""
+
+    def case(rank: int, world: int, folder: Path) -> dict[str, Any]:
+        from vllm.distributed.weight_transfer import nccl_engine
+
+        from openrlhf.rollout.weights import cuda_sender
+
+        held = load_file(folder / "untied" / "model.safetensors")
+        plan, size = plan_buckets(specs_of(held.items()), BUCKET), 40_000  # not less than the embedding
+        checker = StreamChecker()
+        pipe = SameProcess(checker)
+        with (
+            stand_in_for_cuda(folder, 0),
+            mock.patch("torch.cuda.Stream", CheckedStream),
+            mock.patch.object(CheckedStream, "checker", checker, create=True),
+            mock.patch.object(cuda_stand_in, "_DEFAULT", CheckedStream()),
+            mock.patch.object(cuda_sender, "NUM_BUFFERS", buffers),
+        ):
+            sender = cuda_sender.NcclSender(master_address="", buffer_bytes=size, engines=mock.Mock())
+            sender.open(2, 1)
+            with mock.patch.object(nccl_engine, "open_trainer_endpoint", return_value=pipe):
+                sender.connect()
+            model = Loaded(held)
+            receiver: Any = worker("nccl", model, rank=0, device=0, timeout_s=60).weight_transfer_engine
+            receiver.packed, receiver.packed_buffer_size_bytes, receiver.packed_num_buffers = True, size, buffers
+            receiver._guard = GuardedGroup(pipe.receiving())
+            with checker:
+                trained = {name: tensor + 0 for name, tensor in held.items()}  # the last step's, still under way
+                names = list(trained)
+                parts = [names[i : i + 5] for i in range(0, len(names), 5)]
+                gathered = ([(name, trained[name] + 0) for name in part] for part in parts)  # as under ZeRO-3
+                sender.send(gathered, plan, 1)
+                sent = list(checker.found)
+                receiver.start_weight_update()
+                receiver.update_weights(
+                    {
+                        "names": [t.name for t in plan.tensors],
+                        "dtype_names": [t.dtype for t in plan.tensors],
+                        "shapes": [list(t.shape) for t in plan.tensors],
+                    }
+                )
+            receiver.finish_weight_update()
+        state = model.state()
+        different = [name for name in held if not torch.equal(state[name], held[name])]
+        return {"sent": sent, "received": checker.found[len(sent) :], "different": different}
+
+    return case
+
+
+MODELS = ("qwen3", "untied")
+BACKENDS = ("nccl", "ipc")
+ALL_FAULTS = {"gloo": ("engine-fails", "trainer-fails"), "nccl": tuple(FAULTS), "ipc": tuple(FAULTS)}
+CASES: dict[str, Case] = {
+    **{
+        f"push-{backend}-{stage}-{model}": pushes(backend, stage, model, trained=False)
+        for backend in BACKENDS
+        for stage in range(4)
+        for model in MODELS
+    },
+    **{
+        f"trained-{backend}-{stage}-{model}": pushes(backend, stage, model, trained=True)
+        for backend in BACKENDS
+        for stage in range(4)
+        for model in MODELS
+    },
+    **{f"failures-{backend}": failures(backend, 3, ALL_FAULTS[backend]) for backend in ALL_FAULTS},
+    "streams-1": streams(1),
+    "streams-2": streams(2),
+    "silent_trainer": silent_trainer,
+    "lost_in_meeting": lost_in_meeting,
+}

@@ -1,0 +1,28 @@
+"""nccl and CUDA IPC: what vLLM's own receivers load is what the trainer holds, bit for bit.
+
+The tests of this folder run against the GPU build of vLLM in `nox -s gpu-set`, and as well against the CPU build.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from support.learner_ranks import RankResults, result
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+
+# Pairs of backend, stage and model once each; `trained` adds a second push over the connection. An embedding of these
+# models is larger than a bucket.
+FEW = {
+    1: ["push-nccl-1-untied", "push-ipc-0-qwen3"],
+    2: ["push-nccl-3-qwen3", "trained-nccl-0-untied", "push-ipc-3-untied", "trained-ipc-2-qwen3", "push-ipc-1-untied"],
+}
+RANK_CASES = FEW
+
+
+@pytest.mark.parametrize(("world", "case"), [(world, case) for world, cases in FEW.items() for case in cases])
+def test_engines_load_what_the_trainer_holds(ranks: RankResults, world: int, case: str) -> None:
+    outcomes = result(ranks, case, world)
+    assert [outcome["different"] for outcome in outcomes] == [[]] * world
+    assert ("lm_head.weight" in outcomes[0]["names"]) is ("untied" in case)
+    assert len(outcomes[0]["names"]) > 20

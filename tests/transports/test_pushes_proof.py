@@ -1,0 +1,23 @@
+"""All of 1, 2 and 4 trainer ranks x ZeRO 0 to 3 x tied and untied x nccl and CUDA IPC, before and after a step."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.learner_ranks import RankResults, result
+
+pytestmark = [pytest.mark.proof, pytest.mark.ranks, pytest.mark.timeout(3000)]
+
+ALL = [
+    f"trained-{backend}-{stage}-{model}"
+    for backend in ("nccl", "ipc")
+    for stage in range(4)
+    for model in ("qwen3", "untied")
+]
+RANK_CASES = {1: ALL, 2: ALL, 4: ALL}
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("case", ALL)
+def test_engines_load_what_the_trainer_holds(ranks: RankResults, world: int, case: str) -> None:
+    assert [outcome["different"] for outcome in result(ranks, case, world)] == [[]] * world
