@@ -67,10 +67,7 @@ def worker(backend: str, model: Loaded, *, rank: int, device: int, timeout_s: fl
 
     from openrlhf.rollout.weights import plugin
 
-    for own in plugin.RECEIVERS:
-        name = plugin.RECEIVERS[own]
-        if name not in WeightTransferEngineFactory._registry:
-            WeightTransferEngineFactory.register_engine(name, *plugin.CLASSES[own])
+    plugin.register()
     record_metadata_for_reloading(model)
     parallel: Any = SimpleNamespace(rank=rank, world_size=1, data_parallel_index=0)
     config: Any = SimpleNamespace(parallel_config=parallel, model_config=None)

@@ -32,7 +32,8 @@ class VllmConfig:
     """Largest mean absolute log-prob difference between trainer and engine after a weight push; above it the run
     stops. None: 1e-3 in fp32, 0.05 in bf16 and fp16."""
     sync_bucket_mb: int = 256
-    """Weights travel in buckets of about this many MiB, one message per bucket."""
+    """Weights travel in buckets of about this many MiB, one message per bucket; a larger tensor is a message of its
+    own, and over CUDA IPC it sets the size of the buffer."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of the engines. auto: that of the trainer."""
     engine_args: str = "{}"
