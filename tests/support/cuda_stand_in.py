@@ -41,12 +41,12 @@ _DEFAULT = Stream()
 
 
 def current_stream(device: Any = None) -> Stream:
-    return getattr(_current, "stream", _DEFAULT)
+    return getattr(_current, "stream", None) or _DEFAULT
 
 
 @contextmanager
 def on_stream(stream: Stream) -> Iterator[None]:
-    before = current_stream()
+    before = getattr(_current, "stream", None)
     _current.stream = stream
     try:
         yield

@@ -191,11 +191,12 @@ def break_trainer(own: Run) -> str:
     return "push plan"
 
 
-FAULTS: dict[str, Callable[[Run], str]] = {
-    "engine-fails": break_engine,
-    "engine-silent": silence_engine,
-    "trainer-fails": break_trainer,
+FAULTS: dict[str, tuple[Callable[[Run], str], float]] = {
+    "engine-fails": (break_engine, SILENCE_S),
+    "engine-silent": (silence_engine, SILENCE_S),
+    "trainer-fails": (break_trainer, 3 * SILENCE_S),
 }
+"""What breaks a push, and the bound of its waits."""
 
 
 def failures(backend: str, stage: int, faults: tuple[str, ...]) -> Case:
@@ -208,16 +209,17 @@ def failures(backend: str, stage: int, faults: tuple[str, ...]) -> Case:
             found: dict[str, Any] = {}
             for fault in faults:
                 own.train()
-                own.wait_no_longer_than(SILENCE_S)
+                breaks, bound = FAULTS[fault]
+                own.wait_no_longer_than(bound)
                 plan = own.actor.plan
-                wanted, said = FAULTS[fault](own), ""
+                wanted, said = breaks(own), ""
                 try:
                     own.push()
                 except Exception as error:
                     said = f"{type(error).__name__}: {error}"
                 own.actor.plan = plan
-                own.wait_no_longer_than(PATIENCE_S)
                 own.give_up()
+                own.wait_no_longer_than(PATIENCE_S)
                 own.connect()
                 own.push()
                 found[fault] = {"wanted": wanted, "said": said, "different": own.differences()}
