@@ -192,3 +192,18 @@ def test_only_gloo_takes_a_push_in_one_call(backend: Any) -> None:
     own = VllmEngine(EngineSpec(model="M", name="engine 0", sync_backend=backend))
     with pytest.raises(ValueError, match=f"an {backend} sender calls start_, update_ and finish_ itself"):
         asyncio.run(own.receive_weights({"buckets": []}, 1))
+
+
+def test_workers_that_did_receive_leave_a_push_in_which_others_failed() -> None:
+    # vLLM's workers leave a push one by one; those that are still in it would refuse the next one
+    async def main() -> None:
+        core = Core("update_weights")
+        own = engine()
+        own._llm = core  # type: ignore[assignment]
+        await own.start_weight_update()
+        with pytest.raises(EngineDownError, match="could not receive weights"):
+            await own.update_weights({})
+        assert "failed" in (await own.give_up_push())["unfit"]
+        assert core.asked[-2:] == ["finish_weight_update", "get_weight_version"]
+
+    asyncio.run(main())

@@ -125,6 +125,16 @@ class WeightTaker(ABC):
         await self._set_version(version)
         await self._control("reset the prefix cache", self._running().reset_prefix_cache())
 
+    async def _leave_push(self) -> None:
+        """Let workers finish that are still in a push: the last part never came, or only others failed to receive."""
+        if self._unfit:
+            try:
+                await self._running().finish_weight_update()
+            except (
+                Exception
+            ) as error:  # workers that are in none refuse; whatever else is wrong shows at the next start
+                logger.debug("%s leaves a failed weight push: %s", self.name, error)
+
     def _end_push(self) -> None:
         self._updating = False
         self._push_over.set()
@@ -134,7 +144,6 @@ class WeightTaker(ABC):
         try:
             return await self._control(what, call, PUSH_TIMEOUT_S)
         except BaseException as error:
-            # Workers of which only some have failed to receive differ from then on; this shows at the next start.
             self._push_broke = what in (START, FINISH)
             self._end_push()
             if isinstance(error, Exception):
@@ -150,9 +159,8 @@ class WeightTaker(ABC):
         """
         while not self._push_step_over.is_set():
             await self._control("give up a failed weight push", self._push_step_over.wait(), GIVE_UP_TIMEOUT_S)
-        if self._updating:  # between two parts, of which the last one never came
-            await self._control("give up a failed weight push", self._running().finish_weight_update())
-            self._end_push()
+        await self._control("give up a failed weight push", self._leave_push())
+        self._end_push()
         if self._push_broke:
             raise EngineDownError(f"{self.name} can take no weights any more: {self._unfit}")
         return await self.health()
