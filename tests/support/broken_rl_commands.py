@@ -146,6 +146,12 @@ CASES = [
         "accumulates in the dtype of the parameters",
         "--ds.grad_accum_dtype bf16 --ds.zero_stage 0",
     ),
+    (
+        "--ds.grad_accum_dtype fp32 --ds.zero_stage 1",  # e
+        "ds.zero_stage",
+        "gradients that are not finite",
+        "--ds.grad_accum_dtype fp32 --ds.zero_stage 2",
+    ),
     ("--actor.adam.lr inf", "actor.adam.lr", "finite", ""),
     ("--rollout.temperature 1e400", "rollout.temperature", "finite", ""),
     ("--algo.kl.init_coef -inf", "algo.kl.init_coef", "finite", ""),

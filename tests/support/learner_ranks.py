@@ -28,6 +28,7 @@ MODULES = (
     "support.learner_shard_cases",
     "support.learner_supervised_cases",
     "support.learner_vision_cases",
+    "support.learner_dtype_cases",
 )
 TIMEOUT = 540.0
 

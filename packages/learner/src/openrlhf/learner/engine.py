@@ -127,6 +127,7 @@ def _initialize(spec: LearnerSpec, module: LearnerModule, config: dict[str, Any]
         engine = deepspeed.initialize(model=module, config=config)[0]
     else:
         engine = _with_optimizer(spec.optim, spec.max_optimizer_steps, module, config)
+        check_wrapper(engine.optimizer, spec.ds.zero_stage)
         if spec.optim.optim == "adam" and spec.ds.zero_stage in (1, 2):
             _find_overflow_by_norm(engine.optimizer)
     if spec.tensor_parallel:
@@ -135,6 +136,19 @@ def _initialize(spec: LearnerSpec, module: LearnerModule, config: dict[str, Any]
         hook: Any = engine.first_dataloader_check
         hook.remove()
     return engine
+
+
+def check_wrapper(optimizer: Any, stage: int) -> None:
+    """ValueError unless DeepSpeed wrapped the optimiser as clipping, sleep and skipped steps need it on this stage."""
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+    known = {1: DeepSpeedZeroOptimizer, 2: DeepSpeedZeroOptimizer, 3: DeepSpeedZeroOptimizer_Stage3}
+    if stage in known and type(optimizer) is not known[stage]:
+        raise ValueError(
+            f"DeepSpeed made a {type(optimizer).__name__} of the optimiser for --ds.zero_stage {stage!r}, needed "
+            f"{known[stage].__name__}: use --ds.zero_stage 2, or leave --ds.grad_accum_dtype out"
+        )
 
 
 def _find_overflow_by_norm(zero_optimizer: Any) -> None:

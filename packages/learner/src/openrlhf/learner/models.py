@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from openrlhf.learner.layers import check_packing, num_experts, recurrent_layers
 from openrlhf.learner.loading import load_pretrained
 from openrlhf.learner.lora import add_adapters
-from openrlhf.learner.modules import LearnerModule, disable_dropout
+from openrlhf.learner.modules import LearnerModule, ScalarHead, disable_dropout
 from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.learner.tensor_parallel import check_model
 
@@ -40,7 +40,7 @@ def load_module(spec: LearnerSpec, ds_config: dict[str, Any], device: torch.devi
             weights = head_weights(spec.model_path, head_name)
             _check_head(spec, head_name, weights)
             model = _pretrained(_backbone_class(), spec, config)
-            head = build_head(config.get_text_config().hidden_size, weights, spec).to(DTYPES[spec.ds.param_dtype])
+            head = build_head(config.get_text_config().hidden_size, weights, spec).to(_head_dtype(spec))
     module = LearnerModule(
         model,
         head,
@@ -208,9 +208,15 @@ def _prepare(module: LearnerModule, spec: LearnerSpec) -> None:
             module.model.enable_input_require_grads()
 
 
+def _head_dtype(spec: LearnerSpec) -> torch.dtype:
+    """float32 where the model is only read; DeepSpeed casts every parameter (its master weights are float32)."""
+    whole = not (spec.trained or spec.zero3 or spec.tensor_parallel)
+    return torch.float32 if whole else DTYPES[spec.ds.param_dtype]
+
+
 def build_head(hidden_size: int, weights: dict[str, Tensor], spec: LearnerSpec) -> nn.Linear:
     """The scalar head, from the checkpoint or fresh (normal, std 1/(hidden+1), the same on every rank)."""
-    head = nn.Linear(hidden_size, 1, bias="bias" in weights)
+    head = ScalarHead(hidden_size, 1, bias="bias" in weights)
     with torch.no_grad():
         if weights:
             for name, parameter in head.named_parameters():

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from openrlhf.core.logprobs import entropy_from_logits, logprobs_from_logits, token_logprobs
+from openrlhf.learner.head_path import check_plain_head, plain_head
 from openrlhf.learner.layers import num_experts
 from openrlhf.learner.packing import ModelInputs
 
@@ -42,6 +43,17 @@ class Readings(NamedTuple):
         """
         outputs = [t for t in self if t is not None and t.requires_grad]
         return torch.stack([t.sum() for t in outputs]).sum() * 0.0
+
+
+class ScalarHead(nn.Linear):
+    """The head of a critic or reward model: computes in float32, whatever the weights are stored in.
+
+    bf16 has 8 bits: values near 1 would come in steps of 1/128.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return nn.functional.linear(input.float(), self.weight.float(), bias)
 
 
 class LearnerModule(nn.Module):
@@ -77,7 +89,7 @@ class LearnerModule(nn.Module):
         hidden = outputs.last_hidden_state.flatten(0, 1)[inputs.select]
         aux = self._balance_loss(outputs, inputs)
         if self.head is not None:
-            return Readings(self.head(hidden).squeeze(-1).float(), None, aux)
+            return Readings(self.head(hidden).squeeze(-1), None, aux)
         output_head = self.model.get_output_embeddings()
         logprobs, entropy = output_head(
             hidden, inputs.targets, self.temperature, with_entropy, entropy_gradient, self.suppressed
@@ -93,12 +105,14 @@ class LearnerModule(nn.Module):
 
     @torch.no_grad()
     def choose_head_path(self, device: torch.device) -> None:
-        """Use the chunked head if it gives this model's own logits; else keep to full logits.
+        """Use the chunked head if this model's logits are its head's (see `head_path`); else keep to full logits.
 
-        Models that scale or cap their logits (Gemma, Granite, Cohere, ...) are recognised by the difference, not by
-        name. Collective under ZeRO-3.
+        The same on every rank. Collective.
+
+        Raises:
+            ValueError: on all ranks, when on one of them the head does not give the model's own logits.
         """
-        if self.head is not None:
+        if self.head is not None or not plain_head(self.model):
             return
         output_head = self.model.get_output_embeddings()
         probe = torch.arange(1, 5, device=device)[None]
@@ -106,11 +120,9 @@ class LearnerModule(nn.Module):
         with evaluating(self):
             expected = self.model(**inputs).logits
             hidden = self.model.base_model(**inputs).last_hidden_state
-        if not isinstance(output_head, nn.Linear):
-            return
-        if torch.allclose(output_head(hidden).float(), expected.float(), rtol=1e-3, atol=1e-4):
-            output_head.forward = types.MethodType(_chunked_head, output_head)
-            self.chunked_head = True
+        check_plain_head(self.model, hidden, expected)
+        output_head.forward = types.MethodType(_chunked_head, output_head)
+        self.chunked_head = True
 
     @torch.no_grad()
     def check_packing(self, device: torch.device) -> None:

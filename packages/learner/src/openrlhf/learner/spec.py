@@ -72,6 +72,7 @@ class LearnerSpec:
             raise ValueError(f"--ds.ring_attn_size {self.ds.ring_attn_size!r} is not supported: leave it at 1")
         if self.ds.param_dtype == "fp16" and self.ds.zero_stage == 0:
             raise ValueError("--ds.param_dtype 'fp16' needs loss scaling, which --ds.zero_stage 0 lacks: use 1, 2 or 3")
+        self._check_accumulation()
         if self.tensor_parallel:
             self._check_tensor_parallel()
         reentrant = self.model.gradient_checkpointing_enable and self.model.gradient_checkpointing_reentrant
@@ -83,6 +84,15 @@ class LearnerSpec:
             )
         if self.optim is not None and self.max_optimizer_steps < 1:
             raise ValueError(f"max_optimizer_steps must be at least 1, got {self.max_optimizer_steps!r}")
+
+    def _check_accumulation(self) -> None:
+        """DeepSpeed has an optimiser of its own for this, which takes steps with gradients that are not finite."""
+        ds = self.ds
+        wide = ds.param_dtype == "bf16" and ds.grad_accum_dtype == "fp32"
+        if self.trained and wide and ds.zero_stage == 1 and not ds.adam_offload:
+            raise ValueError(
+                "--ds.grad_accum_dtype 'fp32' with --ds.param_dtype 'bf16' does not work with --ds.zero_stage 1: use 2"
+            )
 
     def _check_tensor_parallel(self) -> None:
         flag = f"--ds.tensor_parallel_size {self.ds.tensor_parallel_size!r}"

@@ -128,6 +128,12 @@ def accumulation_dtype(c: object, m: Machine) -> Found:
         problem = "without ZeRO, DeepSpeed accumulates in the dtype of the parameters"
         fix = f"--ds.zero_stage 1 or more, or leave --{name} out"
         yield broken(c, f"{name} ds.param_dtype ds.zero_stage", problem, fix)
+    elif (value_at(c, "ds.zero_stage"), parameters, asked) == (1, "bf16", "fp32") and not value_at(
+        c, "ds.adam_offload"
+    ):
+        problem = "for this DeepSpeed has an optimiser of its own, which steps with gradients that are not finite"
+        fix = f"--ds.zero_stage 2, or leave --{name} out"
+        yield broken(c, f"{name} ds.param_dtype ds.zero_stage", problem, fix)
 
 
 def liger_needs_gpu(c: object, m: Machine) -> Found:
