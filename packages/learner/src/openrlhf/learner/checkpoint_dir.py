@@ -146,6 +146,8 @@ class CheckpointStore:
 
     def recover(self) -> None:
         """Finish what an interrupted run began: half-written checkpoints go, one that stepped aside comes back."""
+        if not self.root.is_dir():
+            return
         for path in sorted(self.root.glob(f"{PREFIX}*global_step*"), reverse=True):  # the old ones first
             match = _IN_THE_WAY.fullmatch(path.name)
             if match is None or not path.is_dir() or path.is_symlink():
