@@ -15,6 +15,7 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "status": ("openrlhf.launcher.slurm.status", "states of Slurm jobs"),
     "logs": ("openrlhf.launcher.slurm.logs", "the log of a Slurm job"),
     "doctor": ("openrlhf.launcher.doctor.command", "what is wrong with this machine, and the fix"),
+    "selfcheck": ("openrlhf.launcher.selfcheck.command", "try out what a run relies on, on this machine"),
 }
 """Name -> (module with `main(argv) -> int`, one line of help)."""
 

@@ -197,7 +197,9 @@ def slurm_programs(which: Mapping[str, str | None]) -> list[Finding]:
 
 def examine() -> list[Finding]:
     """All checks on this machine."""
+    from openrlhf.launcher.doctor.selfchecked import selfchecked
     from openrlhf.launcher.machine import detect_machine
+    from openrlhf.launcher.selfcheck import record
 
     installed, broken = distributions(metadata.distributions())
     root = (installed["openrlhf"], metadata.requires("openrlhf") or []) if "openrlhf" in installed else None
@@ -214,6 +216,7 @@ def examine() -> list[Finding]:
         *foreign_openrlhf(root, sys.path, Path.cwd()),
         *accelerators(gpus - amd, amd, os.environ),
         *set_on_machine([name for name in SETS if name in installed], gpus),
+        *selfchecked(record.load(record.path()), record.surroundings(), gpus),
         *limits(soft, hard, shm),
         *ray_surroundings(os.environ, Path.home(), port_taken(AGENT_PORT)),
         *slurm_programs({name: shutil.which(name) for name in ("sbatch", "srun", "squeue", "scontrol", "sacct")}),

@@ -1,0 +1,1 @@
+"""`openrlhf-launch selfcheck`: what a run relies on, tried out on this machine with models made on the spot."""
