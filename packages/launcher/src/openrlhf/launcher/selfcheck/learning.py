@@ -7,7 +7,7 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -28,7 +28,7 @@ SAME_LOSS = {"fp32": 1e-4, "bf16": 2e-2}
 MIB = 1 << 20
 
 
-def dtype() -> str:
+def dtype() -> Literal["bf16", "fp32"]:
     """What `--ds.param_dtype auto` is here."""
     return "bf16" if training_device().type == "cuda" else "fp32"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -53,7 +54,7 @@ def make_model(folder: Path, shape: Shape = TINY, *, tied: bool = True, seed: in
         pad_token_id=PAD,
     )
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(config)
+    model: Any = Qwen3ForCausalLM(config)
     model.to(torch.bfloat16 if dtype == "bf16" else torch.float32).save_pretrained(folder)
     _write_tokenizer(folder)
     return str(folder)
