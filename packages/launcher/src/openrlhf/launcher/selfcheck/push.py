@@ -29,6 +29,7 @@ from openrlhf.launcher.trainer.rank_config import RankConfig
 from openrlhf.learner.setup import leave_distributed, training_device
 from openrlhf.rollout.engine_spec import EngineSpec, SyncBackend
 from openrlhf.rollout.sync_check import SyncError, check_sequences, compare, default_tolerance
+from openrlhf.rollout.weights.sender import WeightSender, send_or_drain
 from openrlhf.rollout.weights.wire import BucketPlan, TensorSpec, plan_buckets
 
 MEMORY_SHARE = 0.3
@@ -52,15 +53,13 @@ class Pair:
 
     def push(self, version: int) -> None:
         """One whole push."""
-        stream = self.trainer.learner.named_parameter_buckets(self.bucket_bytes)
-        if self.backend == "ipc":
-            self.engine.call("start_weight_update")
-            self.sender.send(stream, self.plan, version)
-            self.engine.call("finish_weight_update", version)
+        stream = self.trainer.learner.named_parameter_buckets(self.bucket_bytes, everywhere=self.backend == "ipc")
+        if self.backend != "gloo":  # vLLM's trainer engine in the sender calls the engine
+            send_or_drain(self.sender, stream, self.plan, version)
             return
         self.engine.ask("receive_weights", self.plan.to_dict(), version)
         try:
-            self.sender.send(stream, self.plan, version)
+            send_or_drain(self.sender, stream, self.plan, version)
         except RuntimeError as error:
             self.engine.answer()  # which has the cause, if it was the engine's
             raise CheckError(f"the push of version {version} failed on the learner's side: {error}") from error
@@ -212,25 +211,45 @@ def _join(trainer: RankTrainer, engine: EngineProcess, backend: SyncBackend) -> 
     specs = [TensorSpec(i.name, str(i.dtype).removeprefix("torch."), i.shape) for i in infos]
     if max(spec.nbytes for spec in specs) <= bucket_bytes:
         raise CheckError("no tensor of the model is larger than a bucket")
-    sender = _sender(engine, backend, bucket_bytes)
+    sender = _sender(engine, backend, max(bucket_bytes, *(spec.nbytes for spec in specs)))
     address = sender.open(2, 1)
-    engine.ask("init_weight_transfer", address.for_engine(1))
+    if backend == "gloo":
+        engine.ask("init_weight_transfer", address.for_engine(1))
     sender.connect()
-    engine.answer()
+    if backend == "gloo":
+        engine.answer()
     return Pair(trainer, engine, sender, plan_buckets(specs, bucket_bytes), backend, bucket_bytes)
 
 
-def _sender(engine: EngineProcess, backend: SyncBackend, bucket_bytes: int) -> Sender:
+def _sender(engine: EngineProcess, backend: SyncBackend, buffer_bytes: int) -> Sender:
     if backend == "gloo":
-        from openrlhf.rollout.weights.sender import WeightSender
-
         return WeightSender()
     from openrlhf.rollout.weights.cuda_sender import IpcSender, NcclSender
 
-    if backend == "nccl":
-        return NcclSender(master_address="127.0.0.1", bucket_bytes=bucket_bytes)
+    if backend == "ipc":
+        return IpcSender(rank=0, buffer_bytes=buffer_bytes, engines=OneEngine(engine))
+    return NcclSender(master_address="127.0.0.1", buffer_bytes=buffer_bytes, engines=OneEngine(engine))
 
-    def deliver(message: dict[str, Any]) -> None:
-        engine.call("update_weights", message)
 
-    return IpcSender(rank=0, bucket_bytes=bucket_bytes, deliver=deliver)
+@dataclass(frozen=True)
+class OneEngine:
+    """The engine as senders over nccl and CUDA IPC call it."""
+
+    engine: EngineProcess
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Let it join."""
+        self.engine.call("init_weight_transfer", init_info)
+
+    def start_weight_update(self) -> None:
+        """Begin a push."""
+        self.engine.call("start_weight_update")
+
+    def update_weights(self, update_info: Any) -> None:
+        """Receive tensors."""
+        self.engine.call("update_weights", update_info)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """The weights become this version."""
+        assert weight_version is not None, "every push of ours has a version"
+        self.engine.call("finish_weight_update", int(weight_version))
