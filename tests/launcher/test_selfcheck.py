@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -322,6 +323,23 @@ def test_l08_doctor_rows_skipped_or_never_run() -> None:
 
 
 # -- the real rows
+
+
+def test_senders_over_nccl_and_ipc_reach_the_engine() -> None:
+    from openrlhf.launcher.selfcheck.push import OneEngine
+
+    calls: list[tuple[Any, ...]] = []
+    engine = OneEngine(SimpleNamespace(call=lambda *words: calls.append(words)))  # type: ignore[arg-type]
+    engine.init_weight_transfer_engine({"rank_offset": 1})
+    engine.start_weight_update()
+    engine.update_weights({"names": ["a"]})
+    engine.finish_weight_update("3")
+    assert calls == [
+        ("init_weight_transfer", {"rank_offset": 1}),
+        ("start_weight_update",),
+        ("update_weights", {"names": ["a"]}),
+        ("finish_weight_update", 3),
+    ]
 
 
 def check(*words: str, cache: Path, **environ: str) -> dict[str, Any]:
