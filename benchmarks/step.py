@@ -68,6 +68,10 @@ class MetricList:
     """A sink that keeps the trainer's own timing metrics."""
 
     timings: Timings = field(default_factory=Timings)
+    run_id: str = "benchmark"
+
+    def resume(self, step: int) -> None:
+        """A benchmark is never resumed."""
 
     def log_step(self, step: int, metrics: dict[str, float]) -> None:
         for phase in TRAINER_PHASES:

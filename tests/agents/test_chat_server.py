@@ -191,16 +191,16 @@ def test_client_that_leaves_cancels_its_generation():
 
     async def script(token_ids, sampling):
         try:
-            await asyncio.sleep(30)
+            await asyncio.sleep(1000)
         except asyncio.CancelledError:
             cancelled.append(True)
             raise
 
     async def agent(executor, prompt, session_id):
-        async with client(executor, session_id, timeout=0.3) as api:
+        async with client(executor, session_id, timeout=2.0) as api:
             with pytest.raises(openai.APITimeoutError):
                 await api.chat.completions.create(model="policy", messages=[message("a")])
-        for _ in range(100):
+        for _ in range(3000):
             if cancelled:
                 break
             await asyncio.sleep(0.02)
@@ -243,7 +243,7 @@ def test_two_hundred_parallel_sessions_do_not_mix():
 
     async def agent(executor, prompt, session_id):
         if not shared:
-            shared.append(httpx.AsyncClient(timeout=60))
+            shared.append(httpx.AsyncClient(timeout=250))
         headers = {"Authorization": f"Bearer {executor.api_key}"}
         url = f"{executor.session_url(session_id)}/chat/completions"
         messages = []
@@ -257,7 +257,7 @@ def test_two_hundred_parallel_sessions_do_not_mix():
         if len(finished) == 200:
             await shared[0].aclose()
 
-    samples, _ = run(agent, script, n_samples=200, timeout=60.0)
+    samples, _ = run(agent, script, n_samples=200, timeout=250.0)
     assert len(samples) == 200
     assert not [t.failure for t in samples if t.failed]
     for t in samples:
@@ -342,6 +342,6 @@ def test_an_unmodified_agent_in_another_process():
         out, _ = await process.communicate()
         return {"reward": float(out.decode().strip() == "hello there")}
 
-    (t,), _ = run(agent, ["hello there"], timeout=60.0)
+    (t,), _ = run(agent, ["hello there"], timeout=250.0)
     assert t.reward == 1.0
     assert "from outside" in text_of(t)

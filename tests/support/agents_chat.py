@@ -34,6 +34,8 @@ def run(agent, script, *, prompt="hi", n_samples=1, template=None, delay=0.0, **
     tokenizer = TemplateTokenizer(template) if template else TemplateTokenizer()
     engine = script if isinstance(script, ScriptedEngine) else ScriptedEngine(script, tokenizer=tokenizer, delay=delay)
 
+    changes.setdefault("timeout", 200.0)  # a slow machine is no failure
+
     async def main():
         executor = Executor(agent)
         try:
