@@ -50,6 +50,10 @@ def test_a_engine_sees_only_its_devices(noset: str, seen: str, monkeypatch: pyte
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr("tempfile.tempdir", None)
     actor: Any = EngineActor()
-    asyncio.run(actor.start(spec))
-    assert actor._engine.visible == seen
-    asyncio.run(actor.shutdown())
+
+    async def start_and_end() -> None:
+        await actor.start(spec)
+        assert actor._engine.visible == seen
+        await actor.shutdown()
+
+    asyncio.run(start_and_end())

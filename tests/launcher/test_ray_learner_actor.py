@@ -24,7 +24,7 @@ def rank(log: list[str], *, fails: bool = False) -> Any:
     )
     actor: Any = LearnerActor()
     actor.trainer = SimpleNamespace(learner=learner, logprobs=work, prepare=work)
-    actor.sender, actor.plan, actor.bucket_bytes, actor.skip_frozen = None, "plan", 1, False
+    actor.sender, actor.plan, actor.bucket_bytes, actor.skip_frozen, actor.everywhere = None, "plan", 1, False, False
     return actor
 
 
