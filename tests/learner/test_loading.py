@@ -82,7 +82,9 @@ def test_l10_weights_that_do_not_fit_are_named(
     "name", ["score.weight", "mtp.layers.0.up_proj.weight", "model.layers.2.mlp.up_proj.weight", "visual.patch.weight"]
 )
 def test_l10_other_heads_and_towers_may_lie_there(name: str, model: Path, tmp_path: Path) -> None:
-    load_pretrained(AutoModelForCausalLM, changed(model, tmp_path, added(name)))
+    loaded = load_pretrained(AutoModelForCausalLM, changed(model, tmp_path, added(name)))
+    want = load_pretrained(AutoModelForCausalLM, str(model)).state_dict()
+    assert all(torch.equal(value, want[key]) for key, value in loaded.state_dict().items())
 
 
 def test_l10_a_head_that_comes_from_elsewhere_may_be_missing(model: Path) -> None:

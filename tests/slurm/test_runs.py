@@ -87,10 +87,10 @@ def test_a_warning_saves_and_requeues_under_the_same_id_b103(cluster: MiniSlurm,
     scancel("--signal=USR2", job)  # as Slurm does before the time limit
     state = desk.end(job)
     assert (state.state, state.restarts) == ("COMPLETED", 1)
-    first, second, last = desk.notes.read_text().splitlines()
+    first, resumed, last = desk.notes.read_text().splitlines()
     assert (first, last) == (f"0 {job}", "done 12")
-    assert second.split()[1] == job
-    assert 0 < int(second.split()[0]) < 12
+    assert resumed.split()[1] == job
+    assert 0 < int(resumed.split()[0]) < 12
     assert left_over(cluster, job) == []
 
 

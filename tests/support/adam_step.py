@@ -1,4 +1,4 @@
-"""Weights after AdamW's first step, compared by what the gradients determine."""
+"""Weights after AdamW's first step, compared by what the gradients determine (W02)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPU time as a ratio to a bare interpreter of the same run, so that a slow machine is no failure."""
+"""CPU time as a ratio to a bare interpreter of the same run, so that a slow machine is no failure (W01, W03)."""
 
 from __future__ import annotations
 
