@@ -233,6 +233,7 @@ def test_l04_a_secret_is_not_swept(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_l04_only_the_trainer_of_a_job_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit")
     environ = {VARIABLE: "[]", "HOME": "/h", "RAY_ADDRESS": "x"}
     assert VARIABLE not in ray_node.run_environment(environ, token="t", mark="m")
     handed: dict[str, str] = {}
