@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.timeout(900), pytest
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 400.0
 """For Ray on all nodes; a busy machine needs minutes."""
-NASTY = ["a b", '{"k": "v w", "n": [1,2]}', "$HOME", "it's", "*", ";", "line\nbreak", "", "Grüße 你好", '"', "\\"]
+NASTY = ["a b", '{"k": "v w", "n": [1,2]}', "a $HOME", "it's", "*", ";", "line\nbreak", "", "Grüße 你好", '"', "\\"]
 ENVIRONMENT = {"NCCL_DEBUG": "INFO", "TOKENIZERS_PARALLELISM": "false", "HF_HOME": "/a b", "RAY_DEDUP_LOGS": "1"}
 TWO_NODES = ("--nodes", "2", "--nodelist", "node1,node2", "--cpus-per-task", "2", "--gpus-per-node", "h100:2")
 
