@@ -220,6 +220,8 @@ def main(argv: list[str]) -> int:
     from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns that it found no other
     torch.set_num_threads(min(4, os.cpu_count() or 1))
     train_data, eval_data = prepare(paths, args.steps)
     before = judge(paths.warm_start, eval_data)
