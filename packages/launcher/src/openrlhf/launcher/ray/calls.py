@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import (
@@ -16,6 +16,8 @@ from ray.exceptions import (
     RayTaskError,
     WorkerCrashedError,
 )
+
+R = TypeVar("R")
 
 DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 """How Ray says that a worker is gone; one that Ray itself ended for want of memory is an error of its own kind."""
@@ -33,7 +35,7 @@ def wait_seconds(what: str, default: float) -> float:
     return default * float(os.environ.get("OPENRLHF_WAIT_SCALE", "1"))
 
 
-async def gather(refs: Sequence[ray.ObjectRef], *, what: str, names: Sequence[str], timeout: float) -> list[Any]:
+async def gather(refs: Sequence[Awaitable[R]], *, what: str, names: Sequence[str], timeout: float) -> list[R]:
     """Await all references; the first failure ends the wait and is raised, a death with the worker's name.
 
     Raises WorkerDiedError when a worker ended or the time ran out, else the worker's own exception. A death goes before
@@ -75,7 +77,7 @@ async def _cause(failures: Sequence[BaseException], pending: set[asyncio.Task[An
     return min(known, key=lambda error: (not isinstance(error, WorkerDiedError), not isinstance(error, ValueError)))
 
 
-async def _named(ref: ray.ObjectRef, what: str, name: str) -> Any:
+async def _named(ref: Awaitable[R], what: str, name: str) -> R:
     try:
         return await ref
     except RayTaskError as error:
@@ -95,7 +97,7 @@ def first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def get(refs: Sequence[ray.ObjectRef], *, what: str, timeout: float) -> list[Any]:
+def get(refs: Sequence[ray.ObjectRef[R]], *, what: str, timeout: float) -> list[R]:
     """`gather` outside a loop, for start and shutdown."""
     try:
         return ray.get(list(refs), timeout=wait_seconds(what, timeout))
