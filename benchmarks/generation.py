@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import ray
 from weight_sync import make_model
 
-from openrlhf.agents.context import GroupContext
+from openrlhf.agents.context import EpisodeSettings, GroupContext
 from openrlhf.agents.engine import SamplingParams
 from openrlhf.agents.executor import SingleTurnExecutor
 from openrlhf.agents.seeds import sample_seed
@@ -95,11 +95,13 @@ async def run_path(actor: Any, args: argparse.Namespace) -> list[float]:
         ctx = GroupContext(
             engine=router,
             tokenizer=Letters(),
-            n_samples=args.samples,
-            sampling=SamplingParams(ignore_eos=True),
+            settings=EpisodeSettings(
+                n_samples=args.samples,
+                sampling=SamplingParams(ignore_eos=True),
+                max_length=PROMPT_TOKENS + args.tokens + 1,
+                max_new_tokens=args.tokens,
+            ),
             seeds=lambda sample, turn, number=number: sample_seed(number, False, 0, 0, sample, turn),
-            max_length=PROMPT_TOKENS + args.tokens + 1,
-            max_new_tokens=args.tokens,
         )
         items = [
             PromptItem(group_id=f"{number}-{i}", prompt=p, position=i) for i, p in enumerate(prompts(args.prompts))

@@ -11,7 +11,8 @@ from openrlhf.agents.chat.render import ChatRenderer
 from openrlhf.agents.chat.request import read_chat_request
 from openrlhf.agents.chat.response import Answer, make_choice
 from openrlhf.agents.chat.session import ChatSession
-from openrlhf.agents.context import SampleEngine, SampleLimits
+from openrlhf.agents.config import AgentConfig
+from openrlhf.agents.context import EpisodeSettings, SampleEngine
 from openrlhf.agents.engine import Generation, SamplingParams
 from openrlhf.agents.testing import ScriptedEngine
 from support.agents_templates import (
@@ -35,7 +36,7 @@ class Chat:
     def __init__(self, script, template=CHATML, eos="<|im_end|>", max_length=100_000, max_turns=1000):
         self.tokenizer = TemplateTokenizer(template, eos)
         self.scripted = ScriptedEngine(script, tokenizer=self.tokenizer)
-        engine = SampleEngine(self.scripted, limits=SampleLimits(max_turns=max_turns))
+        engine = SampleEngine(self.scripted, settings=EpisodeSettings(agent=AgentConfig(max_turns=max_turns)))
         self.session = ChatSession(ChatRenderer(self.tokenizer), self.tokenizer, engine, SamplingParams(), max_length)
         self.messages = []
 

@@ -9,21 +9,19 @@ import time
 import pytest
 
 from openrlhf.agents.config import AgentConfig, RewardFunctionConfig
-from openrlhf.agents.engine import SamplingParams
+from openrlhf.agents.context import EpisodeSettings
 from openrlhf.agents.executor import MultiTurnAgentExecutor, SingleTurnExecutor
 from openrlhf.agents.recorder import failed_group
 from openrlhf.agents.seeds import sample_seed
 from openrlhf.agents.testing import ByteTokenizer, ScriptedEngine
 from openrlhf.agents.types import Failure, PromptItem, StopReason
 from openrlhf.agents.watchdog import BLOCKED_EXIT_CODE, LoopWatchdog
-from openrlhf.agents.worker import AgentWorker, WorkerSettings
+from openrlhf.agents.worker import AgentWorker
 from support.agents_blocking import BLOCKING
 
 
 def make_worker(executor, engine, on_blocked=None, **agent):
-    settings = WorkerSettings(
-        sampling=SamplingParams(), n_samples=2, max_length=4096, train_seed=5, agent=AgentConfig(**agent)
-    )
+    settings = EpisodeSettings(n_samples=2, max_length=4096, seed=5, agent=AgentConfig(**agent))
     return AgentWorker(executor, engine, ByteTokenizer(), settings, on_blocked=on_blocked)
 
 

@@ -109,7 +109,7 @@ def test_t10_every_sample_stops_where_the_chat_template_ends_a_turn() -> None:
         eval_prompts=[],
         stop_token_ids=(5, 7),
     )
-    assert agent_spec(config, prepared).sampling.stop_token_ids == (5, 7)
+    assert agent_spec(config, prepared).settings.sampling.stop_token_ids == (5, 7)
 
 
 @cache

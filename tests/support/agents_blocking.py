@@ -3,12 +3,12 @@
 BLOCKING = """
     import asyncio, time
     from openrlhf.agents.config import AgentConfig
-    from openrlhf.agents.engine import SamplingParams
+    from openrlhf.agents.context import EpisodeSettings
     from openrlhf.agents.executor import MultiTurnAgentExecutor
     from openrlhf.agents.testing import ByteTokenizer, ScriptedEngine
     from openrlhf.agents.types import PromptItem
     from openrlhf.agents.watchdog import exit_process
-    from openrlhf.agents.worker import AgentWorker, WorkerSettings
+    from openrlhf.agents.worker import AgentWorker
 
     class Agent:
         async def reset(self, states):
@@ -18,7 +18,7 @@ BLOCKING = """
             {statement}
 
     async def main():
-        settings = WorkerSettings(sampling=SamplingParams(), n_samples=1, max_length=99, agent=AgentConfig(timeout=0.5))
+        settings = EpisodeSettings(max_length=99, agent=AgentConfig(timeout=0.5))
         worker = AgentWorker(
             MultiTurnAgentExecutor(Agent), ScriptedEngine(["x"]), ByteTokenizer(), settings, on_blocked=exit_process
         )

@@ -11,7 +11,8 @@ from openrlhf.agents.chat.executor import OpenAIServerExecutor
 from openrlhf.agents.chat.render import ChatRenderer
 from openrlhf.agents.chat.server import ChatServer
 from openrlhf.agents.chat.session import ChatSession
-from openrlhf.agents.context import SampleEngine, SampleLimits
+from openrlhf.agents.config import AgentConfig
+from openrlhf.agents.context import EpisodeSettings, SampleEngine
 from openrlhf.agents.engine import SamplingParams
 from openrlhf.agents.testing import ScriptedEngine, make_context
 from openrlhf.agents.types import PromptItem
@@ -73,7 +74,7 @@ class Direct:
     def __init__(self, script, *, template=None, tokenizer=None, max_length=4096, max_turns=1000, **engine: Any):
         self.tokenizer = tokenizer or (TemplateTokenizer(template) if template else TemplateTokenizer())
         self.scripted = ScriptedEngine(script, tokenizer=self.tokenizer)
-        sample = SampleEngine(self.scripted, limits=SampleLimits(max_turns=max_turns), **engine)
+        sample = SampleEngine(self.scripted, settings=EpisodeSettings(agent=AgentConfig(max_turns=max_turns)), **engine)
         renderer = ChatRenderer(self.tokenizer)
         self.session = ChatSession(renderer, self.tokenizer, sample, SamplingParams(), max_length)
         self.server = ChatServer()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from openrlhf.agents.config import AgentConfig
 from openrlhf.agents.engine import Engine, EngineError, Generation, SamplingParams, Tokenizer
 from openrlhf.agents.images import ImageReader, TextOnly, check_count, expand, extra_tokens
 from openrlhf.agents.request_output import RequestOutput, request_output
@@ -22,55 +23,42 @@ logger = logging.getLogger(__name__)
 Seeds = Callable[[int, int], int]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleLimits:
-    """Bounds of one episode. overlong: what to do with an observation longer than its budget."""
+@dataclass(frozen=True, kw_only=True)
+class EpisodeSettings:
+    """What is the same for every episode of a run: one object, from the flags to the sample.
 
-    timeout: float = 600.0
-    max_turns: int = 64
+    sampling: the template of every call, without seed and max_tokens. n_samples: per prompt. max_length: tokens of the
+    whole sample. max_new_tokens: cap of each generation call, None for "up to max_length". seed: of the run. overlong:
+    what happens to a prompt or observation over its budget: "truncate" (from the left), "drop" or "error" (the sample
+    fails and says so).
+    """
+
+    max_length: int = 2048
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    n_samples: int = 1
     max_new_tokens: int | None = None
+    seed: int = 42
     overlong: str = "truncate"
+    agent: AgentConfig = field(default_factory=AgentConfig)
+
+    def __post_init__(self) -> None:
+        prompt_budget(self.max_length, self.max_new_tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupContext:
     """Everything an executor needs to roll one prompt out.
 
-    sampling: the template of every call, without seed. seeds: (sample_index, turn) -> 63-bit seed.
-    max_length: tokens of the whole sample (`--data.max_len`). max_new_tokens: cap of each generation call
-    (`--rollout.max_new_tokens`), None for "up to max_length". timeout: seconds for one reset or step.
-    overlong: "truncate" (from the left), "drop" or "error" (the sample fails and says so). slots: the worker's
-    concurrency limit, one slot per running episode. image_reader: of a vision-language model.
+    seeds: (sample_index, turn) -> 63-bit seed. slots: the worker's concurrency limit, one slot per running episode.
+    image_reader: of a vision-language model.
     """
 
     engine: Engine
     tokenizer: Tokenizer
-    n_samples: int
-    sampling: SamplingParams
+    settings: EpisodeSettings
     seeds: Seeds
-    max_length: int
-    max_new_tokens: int | None = None
-    timeout: float = 600.0
-    max_turns: int = 64
-    overlong: str = "truncate"
     slots: asyncio.Semaphore | None = None
     image_reader: ImageReader = field(default_factory=TextOnly)
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens is not None and self.max_new_tokens >= self.max_length:
-            raise ValueError(
-                f"--rollout.max_new_tokens {self.max_new_tokens!r} must be smaller than "
-                f"--data.max_len {self.max_length!r}: nothing would be left for the prompt"
-            )
-
-    @property
-    def limits(self) -> SampleLimits:
-        return SampleLimits(
-            timeout=self.timeout,
-            max_turns=self.max_turns,
-            max_new_tokens=self.max_new_tokens,
-            overlong=self.overlong,
-        )
 
 
 class GroupExecutor(Protocol):
@@ -92,13 +80,13 @@ class SampleEngine:
         group_id: str = "",
         sample_index: int = 0,
         seeds: Seeds | None = None,
-        limits: SampleLimits | None = None,
+        settings: EpisodeSettings | None = None,
         image_reader: ImageReader | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
         self.group_id = group_id
         self.sample_index = sample_index
-        self.limits = limits or SampleLimits()
+        self.settings = settings or EpisodeSettings()
         self.calls: list[Generation] = []
         self.in_flight = 0
         self.last_activity = time.monotonic()
@@ -161,7 +149,7 @@ class SampleEngine:
         self.last_activity = time.monotonic()
 
     def _prepare(self, sampling: SamplingParams) -> SamplingParams:
-        caps = [n for n in (sampling.max_tokens, self.limits.max_new_tokens) if n is not None]
+        caps = [n for n in (sampling.max_tokens, self.settings.max_new_tokens) if n is not None]
         tokens = min(caps, default=None)
         if tokens is not None and tokens < 1:
             raise ValueError(f"sampling_params: max_tokens must be at least 1, got {tokens!r}")
@@ -186,7 +174,7 @@ class SampleEngine:
 
 
 def sample_engine(engine: Engine | SampleEngine) -> SampleEngine:
-    """`engine` itself if it already belongs to a sample, else wrapped with default limits."""
+    """`engine` itself if it already belongs to a sample, else wrapped with default settings."""
     return engine if isinstance(engine, SampleEngine) else SampleEngine(engine)
 
 

@@ -84,9 +84,9 @@ class AgentExecutorBase(ABC):
         """Called once, when the worker ends."""
 
     async def _run_samples(self, item: PromptItem, ctx: GroupContext) -> list[Trajectory]:
-        engines = [self._sample_engine(item, ctx, i) for i in range(ctx.n_samples)]
+        engines = [self._sample_engine(item, ctx, i) for i in range(ctx.settings.n_samples)]
         tasks = [asyncio.create_task(self._run_sample(item, ctx, engine)) for engine in engines]
-        results = await supervise(tasks, engines, ctx.timeout, item)
+        results = await supervise(tasks, engines, ctx.settings.agent.timeout, item)
         trajectories = [trajectory for sample in results for trajectory in sample]
         self._report(trajectories)
         return trajectories
@@ -102,7 +102,7 @@ class AgentExecutorBase(ABC):
             group_id=item.group_id,
             sample_index=sample_index,
             seeds=ctx.seeds,
-            limits=ctx.limits,
+            settings=ctx.settings,
             image_reader=ctx.image_reader,
             tokenizer=ctx.tokenizer,
         )
@@ -111,8 +111,8 @@ class AgentExecutorBase(ABC):
         try:
             async with _slot(ctx.slots, engine):
                 result = await self._call_execute(item, ctx, engine)
-            trajectories = as_trajectories(result, item, engine, ctx.max_length)
-            return [await self._as_trained(t, engine, ctx.max_length) for t in trajectories]
+            trajectories = as_trajectories(result, item, engine, ctx.settings.max_length)
+            return [await self._as_trained(t, engine, ctx.settings.max_length) for t in trajectories]
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -131,11 +131,12 @@ class AgentExecutorBase(ABC):
         return expand_trajectory(replace(trajectory, images=tuple(images)), engine.image_reader, max_length)
 
     async def _call_execute(self, item: PromptItem, ctx: GroupContext, engine: SampleEngine) -> Any:
+        settings = ctx.settings
         arguments: dict[str, Any] = {
             "prompt": item.prompt,
             "label": item.label,
-            "sampling_params": ctx.sampling.with_(max_tokens=ctx.max_new_tokens, seed=None),
-            "max_length": ctx.max_length,
+            "sampling_params": settings.sampling.with_(max_tokens=settings.max_new_tokens, seed=None),
+            "max_length": settings.max_length,
             "hf_tokenizer": ctx.tokenizer,
             "llm_engine": engine,
         }
@@ -213,7 +214,7 @@ class _Episode:
     async def run(self, agent: Any) -> Outcome:
         await self._start(agent)
         totals = EpisodeTotals()
-        for turn in range(self.engine.limits.max_turns):
+        for turn in range(self.engine.settings.agent.max_turns):
             result = await self._turn(agent, turn)
             totals.add(result)
             if not self._append_feedback(result, await self.engine.read_images(result.images)):
@@ -231,7 +232,7 @@ class _Episode:
         ids = self.tokenizer.encode(self.text, add_special_tokens=False)
         images = await self.engine.read_images(self.item.images)
         allowed = prompt_budget(self.max_length, self.sampling.max_tokens)
-        overlong = "error" if images else self.engine.limits.overlong
+        overlong = "error" if images else self.engine.settings.overlong
         kept = fit_prompt(ids, allowed, overlong, self.engine.length((), images))
         if len(kept) < len(ids):
             warn_truncated(len(ids), allowed)
@@ -282,7 +283,7 @@ class _Episode:
     async def _await_agent(self, result: Any, what: str) -> Any:
         if not inspect.isawaitable(result):
             return result
-        seconds = self.engine.limits.timeout
+        seconds = self.engine.settings.agent.timeout
         scope = asyncio.timeout(seconds)
         try:
             async with scope:
@@ -327,7 +328,7 @@ class SingleTurnExecutor(AgentExecutorBase):
         ids = hf_tokenizer.encode(prompt, add_special_tokens=False)
         read = await engine.read_images(item.images)
         allowed = prompt_budget(max_length, sampling.max_tokens)
-        kept = fit_prompt(ids, allowed, "error" if read else engine.limits.overlong, engine.length((), read))
+        kept = fit_prompt(ids, allowed, "error" if read else engine.settings.overlong, engine.length((), read))
         if len(kept) < len(ids):
             warn_truncated(len(ids), allowed)
         if not kept:

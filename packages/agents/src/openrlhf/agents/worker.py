@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
-from openrlhf.agents.config import AgentConfig
-from openrlhf.agents.context import GroupContext, GroupExecutor
-from openrlhf.agents.engine import Engine, SamplingParams, Tokenizer
+from openrlhf.agents.context import EpisodeSettings, GroupContext, GroupExecutor
+from openrlhf.agents.engine import Engine, Tokenizer
 from openrlhf.agents.executor import AgentExecutorBase
 from openrlhf.agents.images import ImageReader, TextOnly
 from openrlhf.agents.seeds import sample_seed
@@ -20,24 +19,6 @@ from openrlhf.agents.watchdog import Blocked, LoopWatchdog
 
 CLOSE_SECONDS = 1.0
 """How long cancelled groups may take to end when a worker is closed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerSettings:
-    """What is the same for every group of a run. sampling: the template, without seed and max_tokens.
-
-    max_length: `--data.max_len`. overlong: `--data.overlong_prompts`, for observations that agents write.
-    image_reader: of a vision-language model.
-    """
-
-    sampling: SamplingParams
-    n_samples: int
-    max_length: int
-    max_new_tokens: int | None = None
-    train_seed: int = 42
-    overlong: str = "truncate"
-    agent: AgentConfig = field(default_factory=AgentConfig)
-    image_reader: ImageReader = field(default_factory=TextOnly)
 
 
 class AgentWorker:
@@ -56,8 +37,9 @@ class AgentWorker:
         executor: GroupExecutor,
         engine: Engine,
         tokenizer: Tokenizer,
-        settings: WorkerSettings,
+        settings: EpisodeSettings,
         *,
+        image_reader: ImageReader | None = None,
         on_blocked: Callable[[Blocked], None] | None = None,
         closers: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
@@ -65,6 +47,7 @@ class AgentWorker:
         self.engine = engine
         self.tokenizer = tokenizer
         self.settings = settings
+        self._image_reader = image_reader or TextOnly()
         self._closers = closers
         self._slots = asyncio.Semaphore(settings.agent.max_concurrency)
         self._watchdog = LoopWatchdog(settings.agent.timeout, on_blocked) if on_blocked else None
@@ -99,25 +82,22 @@ class AgentWorker:
     def context(
         self, item: PromptItem, evaluation: bool, n_samples: int | None, temperature: float | None
     ) -> GroupContext:
-        settings, agent = self.settings, self.settings.agent
-        sampling = settings.sampling if temperature is None else settings.sampling.with_(temperature=temperature)
+        settings = self.settings
+        if temperature is not None:
+            settings = replace(settings, sampling=settings.sampling.with_(temperature=temperature))
+        if n_samples is not None:
+            settings = replace(settings, n_samples=n_samples)
 
         def seeds(sample: int, turn: int) -> int:
-            return sample_seed(settings.train_seed, evaluation, item.episode, item.position, sample, turn)
+            return sample_seed(settings.seed, evaluation, item.episode, item.position, sample, turn)
 
         return GroupContext(
             engine=self.engine,
             tokenizer=self.tokenizer,
-            n_samples=settings.n_samples if n_samples is None else n_samples,
-            sampling=sampling,
+            settings=settings,
             seeds=seeds,
-            max_length=settings.max_length,
-            max_new_tokens=settings.max_new_tokens,
-            timeout=agent.timeout,
-            max_turns=agent.max_turns,
-            overlong=settings.overlong,
             slots=self._slots,
-            image_reader=settings.image_reader,
+            image_reader=self._image_reader,
         )
 
     async def close(self) -> None:

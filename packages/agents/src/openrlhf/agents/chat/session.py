@@ -159,7 +159,7 @@ class ChatSession:
         return ids
 
     def _check_turns(self) -> None:
-        if self.calls >= self.engine.limits.max_turns:
+        if self.calls >= self.engine.settings.agent.max_turns:
             self.stop_reason = StopReason.MAX_TURNS
             raise bad_request(f"the session has used its {self.calls} turns (--agent.max_turns)", code="max_turns")
 
@@ -183,7 +183,7 @@ class ChatSession:
         images = await self._images(plan)
         length = self.engine.length(plan.prompt_ids, images)
         self._check_length(length)
-        limits = (sampling.max_tokens, self.sampling.max_tokens, self.engine.limits.max_new_tokens)
+        limits = (sampling.max_tokens, self.sampling.max_tokens, self.engine.settings.max_new_tokens)
         tokens = min(cap for cap in (*limits, self.max_length - length) if cap is not None)
         if sampling.min_tokens > max(tokens, self.sampling.min_tokens):
             wanted = f"'min_tokens' {sampling.min_tokens} is more than the {tokens} tokens that an answer may have here"

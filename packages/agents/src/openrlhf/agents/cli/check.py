@@ -10,7 +10,8 @@ from typing import Any
 
 from openrlhf.agents.agent_file import load_executor
 from openrlhf.agents.cli.models import add_model_arguments, make_engine, make_tokenizer
-from openrlhf.agents.context import GroupContext
+from openrlhf.agents.config import AgentConfig
+from openrlhf.agents.context import EpisodeSettings, GroupContext
 from openrlhf.agents.engine import SamplingParams
 from openrlhf.agents.seeds import sample_seed
 from openrlhf.agents.types import PromptItem, StopReason, Trajectory
@@ -60,13 +61,14 @@ def make_cli_context(arguments: argparse.Namespace, tokenizer: Any, n_samples: i
     return GroupContext(
         engine=make_engine(arguments, tokenizer),
         tokenizer=tokenizer,
-        n_samples=n_samples,
-        sampling=SamplingParams(temperature=arguments.temperature),
+        settings=EpisodeSettings(
+            n_samples=n_samples,
+            sampling=SamplingParams(temperature=arguments.temperature),
+            max_length=arguments.max_len,
+            max_new_tokens=arguments.max_new_tokens,
+            agent=AgentConfig(timeout=arguments.timeout, max_turns=arguments.max_turns),
+        ),
         seeds=lambda sample, turn: sample_seed(0, False, 0, 0, sample, turn),
-        max_length=arguments.max_len,
-        max_new_tokens=arguments.max_new_tokens,
-        timeout=arguments.timeout,
-        max_turns=arguments.max_turns,
     )
 
 

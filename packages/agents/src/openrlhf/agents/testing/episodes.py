@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import fields
 from typing import Any, TypeVar
 
-from openrlhf.agents.context import GroupContext
-from openrlhf.agents.engine import Engine, SamplingParams
+from openrlhf.agents.config import AgentConfig
+from openrlhf.agents.context import EpisodeSettings, GroupContext
+from openrlhf.agents.engine import Engine
 from openrlhf.agents.executor import AgentExecutorBase, MultiTurnAgentExecutor
 from openrlhf.agents.proxies import keep_loopback_direct
 from openrlhf.agents.seeds import sample_seed
@@ -19,17 +21,23 @@ T = TypeVar("T")
 
 
 def make_context(engine: Engine | Script, **changes: Any) -> GroupContext:
-    """A context around an engine or a script with test-sized limits; `changes` are fields of `GroupContext`."""
+    """A context around an engine or a script with test-sized limits.
+
+    `changes` are fields of `GroupContext`, `EpisodeSettings` and `AgentConfig`.
+    """
+    agent = AgentConfig(**{"timeout": 10.0, **_own(AgentConfig, changes)})
     values: dict[str, Any] = {
         "engine": engine if hasattr(engine, "generate") else ScriptedEngine(engine),  # type: ignore[arg-type]
         "tokenizer": ByteTokenizer(),
-        "n_samples": 1,
-        "sampling": SamplingParams(),
+        "settings": EpisodeSettings(**{"max_length": 4096, "agent": agent, **_own(EpisodeSettings, changes)}),
         "seeds": lambda sample, turn: sample_seed(0, False, 0, 0, sample, turn),
-        "max_length": 4096,
-        "timeout": 10.0,
     }
     return GroupContext(**{**values, **changes})
+
+
+def _own(kind: type, changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes that are fields of `kind`, taken out of the others."""
+    return {f.name: changes.pop(f.name) for f in fields(kind) if f.name in changes}
 
 
 def run_group(

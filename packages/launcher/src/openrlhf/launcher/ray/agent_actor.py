@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import RayError
 
+from openrlhf.agents.context import EpisodeSettings
 from openrlhf.agents.engine import EngineError, Generation
+from openrlhf.agents.files import CodeFile
 from openrlhf.agents.rewards import require_reward
 from openrlhf.agents.types import PromptItem, Trajectory
-from openrlhf.launcher.ray.agent_spec import AgentSpec
 from openrlhf.launcher.ray.calls import first_line
 from openrlhf.launcher.trainer.protocols import EvalRequest, SampleInfo
 from openrlhf.launcher.trainer.samples import sample_info
@@ -102,6 +104,25 @@ def _settle(future: asyncio.Future[Generation], result: Generation | RequestFail
         future.set_result(result)
 
 
+@dataclass(frozen=True, kw_only=True)
+class AgentSpec:
+    """What an agent worker is made of. Files travel by content, so that they work on nodes without a shared disk.
+
+    vision: whether the model takes images. reward_urls: HTTP reward servers. reward_model: whether one scores what
+    comes back without a reward.
+    """
+
+    tokenizer_path: str
+    settings: EpisodeSettings
+    vision: bool = False
+    reward_model: bool = False
+    agent_file: CodeFile | None = None
+    reward_file: CodeFile | None = None
+    reward_urls: tuple[str, ...] = ()
+    reward_api_key: str | None = None
+    reward_timeout: float = 60.0
+
+
 class AgentActor:
     """Rolls groups out; the scalars go to the controller, the trajectories stay in the object store."""
 
@@ -147,7 +168,7 @@ class AgentActor:
         )
         if not self._spec.reward_model:
             trajectories = [require_reward(t) for t in trajectories]
-        return [sample_info(t, max_len=self._spec.max_len) for t in trajectories], trajectories
+        return [sample_info(t, max_len=self._spec.settings.max_length) for t in trajectories], trajectories
 
     async def shutdown(self) -> None:
         """End the reward worker's process."""

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from openrlhf.agents.agent_file import load_executor
 from openrlhf.agents.context import GroupExecutor
 from openrlhf.agents.executor import SingleTurnExecutor
-from openrlhf.agents.images import TextOnly
 from openrlhf.agents.proxies import keep_loopback_direct
 from openrlhf.agents.reward_process import RewardPool
 from openrlhf.agents.watchdog import Blocked
-from openrlhf.agents.worker import AgentWorker, WorkerSettings
-from openrlhf.launcher.ray.agent_spec import AgentSpec
+from openrlhf.agents.worker import AgentWorker
+from openrlhf.launcher.ray.agent_actor import AgentSpec
 from openrlhf.launcher.rewards.http import HttpRewardSource, RetryPolicy
 from openrlhf.launcher.tokenizers import load_tokenizer
 from openrlhf.launcher.vision import ImageProcessor
@@ -36,16 +35,8 @@ async def build_worker(spec: AgentSpec, clients: Sequence[EngineClient], number:
         executor,
         router,
         load_tokenizer(spec.tokenizer_path),
-        WorkerSettings(
-            sampling=spec.sampling,
-            n_samples=spec.n_samples,
-            max_length=spec.max_len,
-            max_new_tokens=spec.max_new_tokens,
-            train_seed=spec.seed,
-            overlong=spec.overlong,
-            agent=spec.agent,
-            image_reader=ImageProcessor(spec.tokenizer_path) if spec.vision else TextOnly(),
-        ),
+        spec.settings,
+        image_reader=ImageProcessor(spec.tokenizer_path) if spec.vision else None,
         on_blocked=_leave,
         closers=[] if source is None else [source.close],
     )

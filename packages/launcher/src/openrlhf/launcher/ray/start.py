@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from openrlhf.agents.context import EpisodeSettings
 from openrlhf.agents.engine import SamplingParams
 from openrlhf.agents.reward_file import IMPORT_SECONDS
 from openrlhf.launcher.commands import TRAIN_PPO_RAY
@@ -19,8 +20,7 @@ from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.data.sampler import PromptSampler
 from openrlhf.launcher.horizon import optimizer_step_horizon
 from openrlhf.launcher.preflight import Prepared
-from openrlhf.launcher.ray.agent_actor import AgentActor
-from openrlhf.launcher.ray.agent_spec import AgentSpec
+from openrlhf.launcher.ray.agent_actor import AgentActor, AgentSpec
 from openrlhf.launcher.ray.calls import get
 from openrlhf.launcher.ray.cluster import Cluster
 from openrlhf.launcher.ray.devices import extra_noset
@@ -291,19 +291,21 @@ def agent_spec(config: TrainPPOConfig, prepared: Prepared) -> AgentSpec:
     assert config.actor.model_name_or_path is not None
     return AgentSpec(
         tokenizer_path=_model_path(config.actor.model_name_or_path),
-        sampling=SamplingParams(
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            min_p=rollout.min_p,
-            stop_token_ids=prepared.stop_token_ids,
+        settings=EpisodeSettings(
+            sampling=SamplingParams(
+                temperature=rollout.temperature,
+                top_p=rollout.top_p,
+                top_k=rollout.top_k,
+                min_p=rollout.min_p,
+                stop_token_ids=prepared.stop_token_ids,
+            ),
+            n_samples=rollout.n_samples_per_prompt,
+            max_length=config.data.max_len,
+            max_new_tokens=rollout.max_new_tokens,
+            seed=config.train.seed,
+            agent=config.agent,
+            overlong=config.data.overlong_prompts,
         ),
-        n_samples=rollout.n_samples_per_prompt,
-        max_len=config.data.max_len,
-        max_new_tokens=rollout.max_new_tokens,
-        seed=config.train.seed,
-        agent=config.agent,
-        overlong=config.data.overlong_prompts,
         vision=prepared.vision is not None,
         reward_model=config.has_reward_model,
         agent_file=prepared.agent_file,
