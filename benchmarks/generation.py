@@ -34,6 +34,7 @@ from openrlhf.launcher.ray.cluster import connect
 from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.router import Router
+from openrlhf.rollout.vllm.arguments import environment, vllm_args
 
 ROUNDS = 3
 PROMPT_TOKENS = 24
@@ -58,12 +59,12 @@ def prompts(count: int) -> list[str]:
 
 def bare(spec: EngineSpec, args: argparse.Namespace, pipe: Connection) -> None:
     """Tokens per second of each round of vllm.LLM.generate."""
-    for name, value in spec.environment().items():
+    for name, value in environment(spec).items():
         os.environ.setdefault(name, value)
     from vllm import LLM
     from vllm import SamplingParams as VllmSamplingParams
 
-    llm = LLM(**spec.vllm_args())
+    llm = LLM(**vllm_args(spec))
     inputs: list[Any] = [{"prompt_token_ids": Letters().encode(p)} for p in prompts(args.prompts)]
     for number in range(ROUNDS + 1):
         params = VllmSamplingParams(
@@ -129,7 +130,7 @@ def main() -> None:
         print(f"bare vllm.LLM     {statistics.median(plain):9.0f} tokens/s  {[round(s) for s in plain]}", flush=True)
         cluster = connect()
         try:
-            env = cluster.worker_environment() | spec.environment()
+            env = cluster.worker_environment() | environment(spec)
             remote: Any = ray.remote(EngineActor)
             actor = remote.options(num_cpus=0, max_concurrency=1000, runtime_env={"env_vars": env})
             engine = actor.remote()

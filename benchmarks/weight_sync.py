@@ -98,8 +98,8 @@ def bare_broadcast(plan: BucketPlan, named: Sequence[tuple[str, torch.Tensor]], 
 
 async def measure(layers: int, repeats: int, bucket_mb: int) -> dict[str, float]:
     """All numbers, in seconds; `bytes` and `ratio` beside them."""
-    from openrlhf.rollout.engine import VllmEngine
     from openrlhf.rollout.engine_spec import EngineSpec
+    from openrlhf.rollout.vllm.engine import VllmEngine
 
     with tempfile.TemporaryDirectory() as path:
         model = make_model(path, layers)

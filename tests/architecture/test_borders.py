@@ -49,9 +49,9 @@ ALLOWED = {
 # Packages with one home: the modules that may import them.
 HOMES = {
     "vllm": {
-        "openrlhf.rollout.engine",
-        "openrlhf.rollout.engine_push",
-        "openrlhf.rollout.vllm_sampling",
+        "openrlhf.rollout.vllm.engine",
+        "openrlhf.rollout.vllm.push",
+        "openrlhf.rollout.vllm.arguments",
         "openrlhf.rollout.weights.gloo_engine",  # the receivers, and the plugin that makes them known to vLLM
         "openrlhf.rollout.weights.cuda_engine",
         "openrlhf.rollout.weights.plugin",

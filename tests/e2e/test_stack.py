@@ -24,6 +24,7 @@ from openrlhf.launcher.resolve import resolve
 from openrlhf.launcher.trainer.loop import Trainer, TrainerParts
 from openrlhf.launcher.trainer.protocols import SampleRef
 from openrlhf.rollout.requests import GenerateRequest
+from openrlhf.rollout.vllm.arguments import environment
 from support.busy_engine import BusyEngineActor
 from support.stack_runs import make_workspace
 from support.tiny_models import tiny_qwen3
@@ -117,8 +118,8 @@ async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster:
         await parts.learner.shutdown()
     exported = build(config, {"actor.model_name_or_path": config.ckpt.output_dir, "vllm.num_engines": 1})
     (spec,) = engine_specs(exported, gpus=0)
-    environment = cluster.worker_environment() | spec.environment()
-    fresh = engine_actor().options(num_cpus=0, runtime_env={"env_vars": environment}).remote()
+    variables = cluster.worker_environment() | environment(spec)
+    fresh = engine_actor().options(num_cpus=0, runtime_env={"env_vars": variables}).remote()
     await fresh.start.remote(spec, serve=True)
     reference = await greedy(fresh, prompts)
     await fresh.call.remote("shutdown")

@@ -17,7 +17,7 @@ from openrlhf.launcher.data.early import check_at_sight
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.main import main
 from openrlhf.launcher.parsing import UsageError
-from openrlhf.rollout import engine_arguments
+from openrlhf.rollout.vllm import arguments as vllm_arguments
 from support.broken_rl_commands import BASE
 
 HEAVY = ("torch", "transformers", "datasets", "vllm", "deepspeed")
@@ -116,7 +116,7 @@ def test_l07_engine_arguments_are_checked_before_the_start(
     arguments: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known = {"max_num_seqs": frozenset({"int"}), "hf_token": frozenset[str]()}
-    monkeypatch.setattr(engine_arguments, "engine_arguments", lambda: known)
+    monkeypatch.setattr(vllm_arguments, "engine_arguments", lambda: known)
     argv = [*BASE.split(), "--vllm.engine_args", arguments]
     with pytest.raises(UsageError) as caught:
         prepare(TRAIN_PPO_RAY, argv, Machine(gpus=8, nodes=None))

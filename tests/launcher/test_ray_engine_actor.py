@@ -15,6 +15,7 @@ import ray
 from openrlhf.launcher.ray import scratch
 from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.rollout.engine_spec import EngineSpec
+from openrlhf.rollout.vllm.arguments import environment
 
 
 class Engine:
@@ -33,9 +34,9 @@ class Engine:
 @pytest.mark.parametrize(("noset", "seen"), [("1", "5,7"), ("0", "2,5,7")])
 def test_a_engine_sees_only_its_devices(noset: str, seen: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # with 0 Ray itself narrows what the process sees
-    module: Any = ModuleType("openrlhf.rollout.engine")
+    module: Any = ModuleType("openrlhf.rollout.vllm.engine")
     module.VllmEngine = Engine
-    monkeypatch.setitem(sys.modules, "openrlhf.rollout.engine", module)
+    monkeypatch.setitem(sys.modules, "openrlhf.rollout.vllm.engine", module)
     monkeypatch.setattr(scratch, "LONGEST_ROOT", 10_000)
     spec = EngineSpec(model="m", device="cuda", tensor_parallel_size=2)
     for name, value in {
@@ -43,7 +44,7 @@ def test_a_engine_sees_only_its_devices(noset: str, seen: str, monkeypatch: pyte
         "TMPDIR": str(tmp_path),
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": noset,
         "CUDA_VISIBLE_DEVICES": "2,5,7",
-        **spec.environment(),
+        **environment(spec),
     }.items():
         monkeypatch.setenv(name, value)
     context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": ["5", "7"]})

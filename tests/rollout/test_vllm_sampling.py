@@ -8,7 +8,7 @@ import pytest
 
 from openrlhf.agents.engine import RequestRefusedError, SamplingParams
 from openrlhf.rollout.requests import RequestRejectedError
-from openrlhf.rollout.vllm_sampling import SUPPRESSED, to_vllm_sampling
+from openrlhf.rollout.vllm.arguments import SUPPRESSED, to_vllm_sampling
 
 GIVEN = SamplingParams(
     temperature=0.5, top_p=0.75, top_k=7, min_p=0.25, max_tokens=9, min_tokens=3, presence_penalty=-1.0,

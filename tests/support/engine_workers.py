@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from openrlhf.rollout.engine import VllmEngine
 from openrlhf.rollout.engine_spec import EngineSpec
+from openrlhf.rollout.vllm.engine import VllmEngine
 
 LAYER_PARTS = (".self_attn.", ".mlp.")
 """What vLLM makes one layer of: it is put together when the last of its tensors has come."""

@@ -108,7 +108,7 @@ def _serve(pipe: Connection, specs: list[EngineSpec]) -> None:
 
 
 async def _serve_async(pipe: Connection, specs: list[EngineSpec]) -> None:
-    from openrlhf.rollout.engine import VllmEngine
+    from openrlhf.rollout.vllm.engine import VllmEngine
 
     engines = {spec.name: VllmEngine(spec) for spec in specs}
     try:

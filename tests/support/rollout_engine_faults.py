@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from openrlhf.agents.engine import Generation, SamplingParams
-from openrlhf.rollout.engine import VllmEngine
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.requests import GenerateRequest, RequestFailure
+from openrlhf.rollout.vllm.engine import VllmEngine
 
 
 class StandIn:

@@ -101,15 +101,3 @@ def check_logprobs(request_id: str, engine: str, token_ids: Sequence[int], logpr
         # A little above 0 is rounding of log(1).
         if value is None or not math.isfinite(value) or value > 1e-3:
             raise RequestRejectedError(f"{engine}: logprob {position} of request {request_id} invalid: {value!r}")
-
-
-def expand_versions(spans: Sequence[Any] | None, length: int, current: int) -> list[int]:
-    """Weight version per token from vLLM's spans (version, start, end)."""
-    if not spans:
-        return [current] * length
-    versions: list[int] = []
-    for span in spans:
-        assert span.start == len(versions), "vLLM's weight version spans leave a gap"
-        versions.extend([int(span.version)] * (span.end - span.start))
-    assert len(versions) == length, "vLLM's weight version spans do not cover the sample"
-    return versions

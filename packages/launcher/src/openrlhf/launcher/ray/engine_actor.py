@@ -11,6 +11,7 @@ import ray
 
 from openrlhf.launcher.ray.devices import narrowed
 from openrlhf.launcher.ray.scratch import Scratch
+from openrlhf.rollout.vllm.arguments import environment
 
 if TYPE_CHECKING:
     from openrlhf.rollout.engine_spec import EngineSpec
@@ -40,11 +41,11 @@ class EngineActor:
         """
         self._scratch = Scratch()
         self._scratch.use()
-        for name, value in spec.environment().items():
+        for name, value in environment(spec).items():
             os.environ.setdefault(name, value)
         # where Ray may not narrow the visible devices, vLLM would start every engine on the first one
         os.environ.update(narrowed(ray.get_runtime_context().get_accelerator_ids().get("GPU", []), os.environ))
-        from openrlhf.rollout.engine import VllmEngine
+        from openrlhf.rollout.vllm.engine import VllmEngine
 
         self._loop = asyncio.get_running_loop()
         self._engine = VllmEngine(spec)

@@ -38,7 +38,9 @@ from openrlhf.launcher.trainer.loop import MetricSink, TrainerParts
 from openrlhf.launcher.trainer.rank_config import RankConfig, rank_config
 from openrlhf.launcher.vision import VisionModel
 from openrlhf.learner.spec import LearnerSpec, Role
-from openrlhf.rollout.engine_spec import EngineSpec, parse_engine_args
+from openrlhf.rollout.engine_spec import EngineSpec
+from openrlhf.rollout.vllm.arguments import environment as engine_environment
+from openrlhf.rollout.vllm.arguments import parse_engine_args
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +132,7 @@ def start_fleet(
     actor = engine_actor()
 
     def spawn(number: int) -> Any:
-        own = specs[number].environment()
+        own = engine_environment(specs[number])
         env = dict(environment) | own | _user_values(own) | reservation.environment("engine", number)
         return actor.options(**reservation.options("engine", number), runtime_env={"env_vars": env}).remote()
 

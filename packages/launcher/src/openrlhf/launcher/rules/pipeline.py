@@ -10,8 +10,7 @@ from openrlhf.launcher.known_names import no_such
 from openrlhf.launcher.machine import FLASH_INSTALL, Machine
 from openrlhf.launcher.redaction import redact_value
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
-from openrlhf.rollout.engine_arguments import unknown_argument, wrong_type
-from openrlhf.rollout.engine_spec import RESERVED_ENGINE_ARGS
+from openrlhf.rollout.vllm.arguments import RESERVED_ENGINE_ARGS, unknown_argument, wrong_type
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 DTYPES = ("fp32", "bf16", "fp16")

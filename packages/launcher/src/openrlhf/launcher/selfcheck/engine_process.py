@@ -75,7 +75,7 @@ def _serve(pipe: Connection, spec: EngineSpec, environ: dict[str, str]) -> None:
 
 
 async def _serve_async(pipe: Connection, spec: EngineSpec) -> None:
-    from openrlhf.rollout.engine import VllmEngine
+    from openrlhf.rollout.vllm.engine import VllmEngine
 
     engine = VllmEngine(spec)
     asked: tuple[str, tuple[Any, ...]] | None = ("start", ())

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from openrlhf.rollout.engine import VllmEngine
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.requests import EngineDownError
+from openrlhf.rollout.vllm.engine import VllmEngine
 
 
 class Core:
@@ -80,7 +80,7 @@ def test_requests_that_come_during_a_push_move_when_it_fails(step: str) -> None:
 
 
 def test_a_core_that_dies_in_a_push_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openrlhf.rollout.engine.DEATH_POLL_S", 0.01)
+    monkeypatch.setattr("openrlhf.rollout.vllm.engine.DEATH_POLL_S", 0.01)
 
     async def main() -> None:
         own, core = VllmEngine(EngineSpec(model="M", name="engine 0")), Core(hangs="finish_weight_update")
@@ -128,8 +128,8 @@ def test_n12_a_paused_engine_keeps_its_requests_during_a_push() -> None:
 
 
 def test_n12_a_request_that_does_not_end_fails_the_push_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openrlhf.rollout.engine.DEATH_POLL_S", 0.01)
-    monkeypatch.setattr("openrlhf.rollout.engine_push.PUSH_TIMEOUT_S", 0.03)
+    monkeypatch.setattr("openrlhf.rollout.vllm.engine.DEATH_POLL_S", 0.01)
+    monkeypatch.setattr("openrlhf.rollout.vllm.push.PUSH_TIMEOUT_S", 0.03)
 
     async def main() -> None:
         own = engine()
@@ -158,8 +158,8 @@ def test_an_engine_between_two_parts_of_a_push_that_failed_elsewhere_takes_the_n
 
 
 def test_an_engine_that_stays_in_a_failed_push_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openrlhf.rollout.engine_push.GIVE_UP_TIMEOUT_S", 0.05)
-    monkeypatch.setattr("openrlhf.rollout.engine.DEATH_POLL_S", 0.01)
+    monkeypatch.setattr("openrlhf.rollout.vllm.push.GIVE_UP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("openrlhf.rollout.vllm.engine.DEATH_POLL_S", 0.01)
 
     async def main() -> None:
         own = VllmEngine(EngineSpec(model="M", name="engine 0"))

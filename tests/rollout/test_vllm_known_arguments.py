@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf.rollout import engine_arguments as module
-from openrlhf.rollout.engine_arguments import engine_arguments, unknown_argument, wrong_type
-from openrlhf.rollout.engine_spec import RESERVED_ENGINE_ARGS
+from openrlhf.rollout.vllm import arguments as module
+from openrlhf.rollout.vllm.arguments import RESERVED_ENGINE_ARGS, engine_arguments, unknown_argument, wrong_type
 
 SOURCE = """
 class Base:
@@ -78,7 +77,7 @@ def test_l07_the_list_is_that_of_the_installed_vllm() -> None:
 
 def test_l07_vllm_is_not_imported() -> None:
     program = (
-        "import sys; from openrlhf.rollout.engine_arguments import unknown_argument; unknown_argument('max_num_seq');"
+        "import sys; from openrlhf.rollout.vllm.arguments import unknown_argument; unknown_argument('max_num_seq');"
     )
     program += "sys.exit('vllm' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from openrlhf.agents.engine import EngineError, Generation, SamplingParams
-from openrlhf.rollout.engine_push import CONTROL_TIMEOUT_S, PUSH_TIMEOUT_S, WeightTaker
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.images import decode_image, image_digest
 from openrlhf.rollout.requests import (
@@ -25,11 +24,11 @@ from openrlhf.rollout.requests import (
     RequestRejectedError,
     check_finish_reason,
     check_logprobs,
-    expand_versions,
     plain_ids,
     result_of,
 )
-from openrlhf.rollout.vllm_sampling import to_vllm_sampling
+from openrlhf.rollout.vllm.arguments import environment, expand_versions, to_vllm_sampling, vllm_args
+from openrlhf.rollout.vllm.push import CONTROL_TIMEOUT_S, PUSH_TIMEOUT_S, WeightTaker
 from openrlhf.rollout.weights.plugin import RECEIVERS
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class VllmEngine(WeightTaker):
         serve: whether requests may come before that push. Not in a run: a restarted engine would serve the model that
         training began with. Raises EngineError with vLLM's reason when the engine does not come up.
         """
-        for key, value in self.spec.environment().items():
+        for key, value in environment(self.spec).items():
             os.environ.setdefault(key, value)
         from vllm import AsyncEngineArgs
         from vllm.config import WeightTransferConfig
@@ -71,7 +70,7 @@ class VllmEngine(WeightTaker):
 
         transfer = WeightTransferConfig(backend=RECEIVERS[self.spec.sync_backend])
         try:
-            args = AsyncEngineArgs(**self.spec.vllm_args(), weight_transfer_config=transfer)
+            args = AsyncEngineArgs(**vllm_args(self.spec), weight_transfer_config=transfer)
             self._llm = AsyncLLM.from_engine_args(args)
         except Exception as error:
             raise EngineError(f"{self.name} could not start on model {self.spec.model!r}: {error}") from error

@@ -1,0 +1,1 @@
+"""The vLLM engine: all that rollout knows of vLLM beside the two ends of the weight transfer."""

@@ -1,0 +1,216 @@
+"""Our terms in vLLM's: the arguments and the environment of an engine, sampling parameters, weight versions.
+
+vLLM itself is imported only where a request is made. Which arguments its engine takes is read from the source of the
+installed version, since importing it takes seconds.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from openrlhf.agents.engine import SamplingParams
+from openrlhf.rollout.engine_spec import EngineSpec
+
+RESERVED_ENGINE_ARGS = {
+    "model": "--actor.model_name_or_path",
+    "dtype": "--vllm.dtype",
+    "tensor_parallel_size": "--vllm.tensor_parallel_size",
+    "enforce_eager": "--vllm.enforce_eager",
+    "gpu_memory_utilization": "--vllm.gpu_memory_utilization",
+    "enable_prefix_caching": "--vllm.enable_prefix_caching",
+    "enable_sleep_mode": "--vllm.enable_sleep",
+    "max_model_len": "--data.max_len",
+    "seed": "--train.seed",
+    "weight_transfer_config": "--vllm.sync_backend",
+    "logprobs_mode": "no flag: training needs processed log-probs",
+    "skip_tokenizer_init": "no flag: the engine needs the end-of-sequence token",
+}
+"""Engine arguments that `--vllm.engine_args` may not set, and where they are set instead."""
+
+NOT_TRAINED_ON = {"video": 0, "audio": 0}
+"""Other inputs of models that take images."""
+SUPPRESSED = -100.0
+"""Added to a logit that must not be sampled: the most that vLLM takes. exp(-100) is nothing beside 1 in float32."""
+SOURCE = "engine/arg_utils.py"
+CLASS = "AsyncEngineArgs"
+_SIMPLE = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "None": (type(None),)}
+
+
+def vllm_args(spec: EngineSpec) -> dict[str, Any]:
+    """Keyword arguments of vLLM's AsyncEngineArgs, without the weight-transfer configuration (an object)."""
+    _refuse_reserved(spec.engine_args)
+    text_only = spec.max_images_per_prompt == 0
+    args: dict[str, Any] = {
+        "model": spec.model,
+        "dtype": spec.dtype,
+        "tensor_parallel_size": spec.tensor_parallel_size,
+        "enforce_eager": spec.enforce_eager,
+        "enable_prefix_caching": spec.enable_prefix_caching,
+        "seed": spec.seed,
+        "trust_remote_code": spec.trust_remote_code,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        # 0 keeps image inputs (and their warm-up) out of multimodal models that train on text alone.
+        "limit_mm_per_prompt": {"image": spec.max_images_per_prompt, **({} if text_only else NOT_TRAINED_ON)},
+        "block_size": spec.block_size or (32 if spec.device == "cpu" else None),
+    }
+    if spec.device == "cuda":
+        args["gpu_memory_utilization"] = spec.gpu_memory_utilization
+        args["enable_sleep_mode"] = spec.enable_sleep
+    else:
+        # vLLM 0.32 (`_bookkeeping_sync`) rewinds the generator of a seeded request when a step held only a part of
+        # its prompt; generators on CPU can't rewind and the engine dies. Goes when vLLM leaves them alone.
+        args["enable_chunked_prefill"] = False
+        args["skip_mm_profiling"] = True  # measures device memory
+    if spec.tensor_parallel_size > 1:
+        args["distributed_executor_backend"] = spec.executor
+    if spec.max_model_len is not None:
+        args["max_model_len"] = spec.max_model_len
+    if spec.max_num_seqs is not None:
+        args["max_num_seqs"] = spec.max_num_seqs
+    return {**args, **spec.engine_args}
+
+
+def environment(spec: EngineSpec) -> dict[str, str]:
+    """Defaults of environment variables that must be set before vLLM is imported; the user's values win.
+
+    CPU: one OpenMP thread (more of them spin against each other on small models), no core binding (engines would
+    all bind to the same cores), a small fixed KV cache (else a large part of the machine's memory).
+    VLLM_ENABLE_V1_MULTIPROCESSING=0 saves a worker process when there is one worker. Eager engines on CPU switch
+    torch.compile off altogether: vLLM compiles its sampler helpers even then, 20 s at the first request.
+    vLLM's warnings are about settings chosen here on purpose; its errors are raised as exceptions too.
+    """
+    env = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    if spec.device == "cpu":
+        env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+        if spec.enforce_eager:
+            env["TORCHDYNAMO_DISABLE"] = "1"
+    elif spec.full_determinism:
+        env["VLLM_BATCH_INVARIANT"] = "1"
+    if spec.sync_backend == "ipc":
+        env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # CUDA IPC handles go to the workers pickled
+    if spec.tensor_parallel_size == 1:
+        env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    return env
+
+
+def parse_engine_args(text: str) -> dict[str, Any]:
+    """The value of `--vllm.engine_args`. Raises ValueError unless it is a JSON object."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--vllm.engine_args must be a JSON object, got {text!r}: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"--vllm.engine_args must be a JSON object, got {text!r}")
+    _refuse_reserved(value)
+    return value
+
+
+def _refuse_reserved(engine_args: Mapping[str, Any]) -> None:
+    for key in engine_args:
+        if key in RESERVED_ENGINE_ARGS:
+            raise ValueError(f"--vllm.engine_args must not set {key!r}; use {RESERVED_ENGINE_ARGS[key]}")
+
+
+def to_vllm_sampling(sampling: SamplingParams, suppressed: Sequence[int] = ()) -> Any:
+    """vLLM's own sampling parameters, every one set explicitly, for one sample (n = 1).
+
+    Text is only decoded where stop strings need it. The stop string's tokens are part of the sample.
+    suppressed: token ids that are never sampled.
+    """
+    from vllm import SamplingParams as VllmSamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return VllmSamplingParams(
+        n=1,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        stop=list(sampling.stop) or None,
+        stop_token_ids=list(sampling.stop_token_ids) or None,
+        ignore_eos=sampling.ignore_eos,
+        seed=sampling.seed,
+        logit_bias=dict.fromkeys(suppressed, SUPPRESSED) or None,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=bool(sampling.stop),
+        skip_special_tokens=False,
+        include_stop_str_in_output=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def expand_versions(spans: Sequence[Any] | None, length: int, current: int) -> list[int]:
+    """Weight version per token from vLLM's spans (version, start, end)."""
+    if not spans:
+        return [current] * length
+    versions: list[int] = []
+    for span in spans:
+        assert span.start == len(versions), "vLLM's weight version spans leave a gap"
+        versions.extend([int(span.version)] * (span.end - span.start))
+    assert len(versions) == length, "vLLM's weight version spans do not cover the sample"
+    return versions
+
+
+@functools.cache
+def engine_arguments() -> Mapping[str, frozenset[str]]:
+    """Name of each argument -> names of the types that it may have, as far as all of them are simple ones.
+
+    The fields of vLLM's dataclass `AsyncEngineArgs` and of its base. Empty where vLLM is not installed, or is laid out
+    in another way: then the engine itself has the say.
+    """
+    found = importlib.util.find_spec("vllm")  # finds it, does not import it
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        file = Path(folder) / SOURCE
+        if file.is_file():
+            return _fields(ast.parse(file.read_text(encoding="utf-8")), CLASS)
+    return {}
+
+
+def unknown_argument(name: str) -> str:
+    """What is wrong with an argument's name, with the nearest ones that vLLM has; empty for one that it knows."""
+    known = engine_arguments()
+    if not known or name in known:
+        return ""
+    plain = name.lstrip("-").replace("-", "_").lower()
+    near = [plain] if plain in known else get_close_matches(plain, list(known), n=3, cutoff=0.6)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return f"vLLM has no engine argument {name!r}{hint}"
+
+
+def wrong_type(name: str, value: Any) -> str:
+    """What is wrong with the type of an argument's value, where vLLM takes simple types only; else empty."""
+    types = engine_arguments().get(name, frozenset())
+    if not types or type(value) in {kind for word in types for kind in _SIMPLE[word]}:
+        return ""
+    return f"{name!r} takes {' or '.join(sorted(types - {'None'}))}, got {value!r}"
+
+
+def _fields(module: ast.Module, name: str) -> dict[str, frozenset[str]]:
+    classes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
+    if name not in classes:
+        return {}
+    found: dict[str, frozenset[str]] = {}
+    for base in classes[name].bases:
+        if isinstance(base, ast.Name):
+            found |= _fields(module, base.id)
+    for node in classes[name].body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and not node.target.id.startswith("_"):
+            words = [part.strip() for part in ast.unparse(node.annotation).split("|")]
+            if not words[0].startswith("ClassVar"):
+                found[node.target.id] = frozenset(words) if set(words) <= _SIMPLE.keys() else frozenset()
+    return found
