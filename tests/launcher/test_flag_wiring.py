@@ -19,8 +19,8 @@ from openrlhf.launcher.commands import TRAIN_PPO_RAY
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import Flag, build
 from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.placement import plan_placement
 from openrlhf.launcher.preflight import Prepared
-from openrlhf.launcher.ray.placement import plan_placement
 from openrlhf.launcher.ray.start import agent_spec, engine_specs, learner_spec
 from openrlhf.launcher.resolve import resolve
 from openrlhf.launcher.trainer.collect import group_rules

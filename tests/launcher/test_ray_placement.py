@@ -8,7 +8,8 @@ import pytest
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import build
-from openrlhf.launcher.ray.placement import SHARE, PlacementPlan, Seat, node_order, plan_placement
+from openrlhf.launcher.placement import SHARE, PlacementPlan, Seat, plan_placement
+from openrlhf.launcher.ray.placement import node_order
 
 GPU = {"GPU": 1.0, "CPU": 1.0}
 
@@ -68,7 +69,7 @@ def test_own_engines_hold_all_gpus_of_their_workers() -> None:
 
 def test_colocate_all_puts_one_of_each_on_every_gpu() -> None:
     p = plan(train__colocate_all=True)
-    name = "policy+reference+critic+reward+engine"
+    name = "policy+critic+reference+reward+engine"
     assert [(pool.name, pool.bundles) for pool in p.pools] == [(name, (GPU, GPU))]
     for seats in p.seats.values():
         assert seats == tuple(Seat(pool=name, bundle=i, num_gpus=SHARE) for i in range(2))
@@ -91,7 +92,7 @@ def test_wide_engines_get_neighbouring_bundles() -> None:
 
 def test_asynchronous_engines_keep_their_own_gpus() -> None:
     p = plan(train__colocate_all=True, train__async_enable=True)
-    assert bundles(p) == {"policy+reference+critic+reward": 2, "engine": 2}
+    assert bundles(p) == {"policy+critic+reference+reward": 2, "engine": 2}
     assert p.seats["engine"][0].num_gpus == 1
 
 

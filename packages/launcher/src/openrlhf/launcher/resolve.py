@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from openrlhf.launcher.config import AUTO_NAME, AUTO_RANKS, TrainPPOConfig
 from openrlhf.launcher.flags import build
 from openrlhf.launcher.machine import FLASH_INSTALL, Machine
+from openrlhf.launcher.placement import SECTIONS, engines_share
 from openrlhf.launcher.supervised_config import ServeRMConfig, SupervisedConfig, TrainDPOConfig, TrainRMConfig
 
 C = TypeVar("C")
@@ -75,7 +76,7 @@ def _named(config: Any, prefix: str, now: datetime | None) -> Any:
 
 def _ranks(c: P, m: Machine) -> Iterator[Change]:
     per_node = min(RANKS_PER_NODE, m.gpus) if m.gpus else 1
-    for role in ("actor", "critic", "ref", "reward"):
+    for role in SECTIONS.values():
         if getattr(c, role).num_gpus_per_node == AUTO_RANKS:
             yield Change(f"{role}.num_gpus_per_node", per_node)
 
@@ -133,7 +134,7 @@ def _engine_device(c: P, m: Machine) -> Iterator[Change]:
 
 def _sync(c: P, m: Machine) -> Iterator[Change]:
     asked = c.vllm.sync_backend
-    shared = c.train.colocate_all and not c.train.async_enable
+    shared = engines_share(c)
     if not m.gpus:
         note = "" if asked in ("auto", "gloo") else f"no GPU: --vllm.sync_backend {asked} becomes gloo"
         yield Change("vllm.sync_backend", "gloo", note)

@@ -9,9 +9,9 @@ from pathlib import Path
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.horizon import optimizer_step_horizon
 from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.placement import ENGINE, SECTIONS, Group, data_parallel_ranks, groups, roles, section
 from openrlhf.launcher.plan.memory import ITEMSIZE
 from openrlhf.launcher.plan.shape import ModelShape
-from openrlhf.launcher.rules.placement import gpus_of, groups, ranks, roles, shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def batches(c: TrainPPOConfig, prompts: int | None) -> Batches:
     per_rollout, n, size = c.rollout.batch_size, c.rollout.n_samples_per_prompt, c.train.batch_size
     samples = per_rollout * n
     steps = math.ceil(samples / size)
-    parallel = max(1, ranks(c, "actor") // c.ds.tensor_parallel_size)
+    parallel = data_parallel_ranks(c)
     share = math.ceil(min(size, samples) / parallel)
     total = None if prompts is None else min(prompts, c.data.max_samples)
     return Batches(
@@ -96,31 +96,32 @@ def batches(c: TrainPPOConfig, prompts: int | None) -> Batches:
 
 def placement(c: TrainPPOConfig) -> list[Placed]:
     """Which roles share which number of devices."""
-    placed = []
-    for members in groups(c):
-        details = [
-            f"{c.vllm.num_engines} engines x TP {c.vllm.tensor_parallel_size}"
-            if member == "engines"
-            else f"{member} {getattr(c, member).num_nodes} x {getattr(c, member).num_gpus_per_node}"
-            for member in members
-        ]
-        devices = max(gpus_of(c, member) for member in members)
-        placed.append(Placed(members=" + ".join(members), devices=devices, detail=", ".join(details)))
-    return placed
+    return [Placed(members=str(group), devices=group.devices, detail=_detail(c, group)) for group in groups(c)]
+
+
+def _detail(c: TrainPPOConfig, group: Group) -> str:
+    details = []
+    for member in group.members:
+        if member == ENGINE:
+            details.append(f"{c.vllm.num_engines} engines x TP {c.vllm.tensor_parallel_size}")
+        else:
+            shape = section(c, member)
+            details.append(f"{SECTIONS[member]} {shape.num_nodes} x {shape.num_gpus_per_node}")
+    return ", ".join(details)
 
 
 def room(c: TrainPPOConfig, machine: Machine) -> Room | None:
     """What the run takes of nodes like those of `machine`; None without GPUs. Nodes that nobody named: its roles'."""
     if not machine.gpus:
         return None
-    taken = shares(c)
+    taken = {str(group): group.devices for group in groups(c)}
     total, width = sum(taken.values()), c.vllm.tensor_parallel_size
     whole_engines = math.ceil((c.vllm.num_engines or 0) / max(1, machine.gpus // width))  # none lies on two nodes
     return Room(
         total=total,
         shares=taken,
         per_node=machine.gpus,
-        nodes=machine.nodes or max(getattr(c, role).num_nodes for role in roles(c)),
+        nodes=machine.nodes or max(section(c, role).num_nodes for role in roles(c)),
         needed=max(math.ceil(total / machine.gpus), whole_engines),
     )
 

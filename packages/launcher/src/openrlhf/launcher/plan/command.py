@@ -13,10 +13,12 @@ from openrlhf.launcher.commands import TRAIN_PPO_RAY
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine, detect_machine
 from openrlhf.launcher.parsing import UsageError, parse, wants_help
+from openrlhf.launcher.placement import model_flag, roles
 from openrlhf.launcher.plan.arithmetic import count_prompts, room
 from openrlhf.launcher.plan.memory import GIB, Budget
 from openrlhf.launcher.plan.report import as_json, as_text, make_plan
 from openrlhf.launcher.plan.shape import ModelShape, read_shape
+from openrlhf.launcher.rules.violation import value_at
 from openrlhf.launcher.subcommand_parser import SubcommandParser
 
 GPU_GIB = 80
@@ -59,24 +61,12 @@ def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def model_shapes(config: TrainPPOConfig) -> dict[str, ModelShape]:
     """The model of each role; UsageError names the flag whose model has no local `config.json`."""
-    names = {"actor": "actor.model_name_or_path"}
-    if config.has_critic:
-        names["critic"] = "critic.model_name_or_path"
-    if config.has_reference:
-        names["ref"] = "actor.model_name_or_path"
-    if config.has_reward_model:
-        names["reward"] = "reward.model_name_or_path"
-    paths = {
-        "actor.model_name_or_path": config.actor.model_name_or_path,
-        "critic.model_name_or_path": config.critic.model_name_or_path,
-        "reward.model_name_or_path": config.reward.model_name_or_path,
-    }
     shapes: dict[str, ModelShape] = {}
-    for role, flag in names.items():
+    for role in roles(config):
         try:
-            shapes[role] = read_shape(paths[flag] or "")
+            shapes[role] = read_shape(value_at(config, model_flag(role)) or "")
         except ValueError as error:
-            raise UsageError([f"--{flag} {error}"]) from None
+            raise UsageError([f"--{model_flag(role)} {error}"]) from None
     return shapes
 
 

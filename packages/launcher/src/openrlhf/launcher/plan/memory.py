@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.config import ActorConfig, CriticConfig, RefConfig, RewardConfig, TrainPPOConfig
+from openrlhf.launcher.placement import ENGINE, SECTIONS, groups, section
 from openrlhf.launcher.plan.shape import ModelShape
-from openrlhf.launcher.rules.placement import groups, ranks
+from openrlhf.learner.spec import Role
 
 GENERATION, EXPERIENCE, TRAINING, STEP = "generation", "make_experience", "training", "optimizer_step"
 PHASES = (GENERATION, EXPERIENCE, TRAINING, STEP)
@@ -59,13 +60,12 @@ class Budget:
 def memory(c: TrainPPOConfig, shapes: dict[str, ModelShape], budget: Budget) -> list[Component]:
     """All components of a resolved configuration. `shapes` has the model of each role that the run has."""
     found: list[Component] = []
-    for members in groups(c):
-        name = " + ".join(members)
-        for role in members:
-            if role == "engines":
-                found += _engine(c, shapes["actor"], name, budget)
+    for group in groups(c):
+        for member in group.members:
+            if member == ENGINE:
+                found += _engine(c, shapes[Role.POLICY], str(group), budget)
             else:
-                found += _model(c, shapes[role], name, role)
+                found += _model(c, shapes[member], str(group), Role(member))
     return found
 
 
@@ -135,52 +135,60 @@ def logit_bytes(tokens: int, vocab: int) -> int:
     return min(LOGIT_CHUNKS * LOGIT_CHUNK_BYTES, LOGIT_CHUNKS * 4 * tokens * vocab)
 
 
-def _model(c: TrainPPOConfig, shape: ModelShape, group: str, role: str) -> list[Component]:
-    trained = role in ("actor", "critic")
-    stage, itemsize, world = c.ds.zero_stage, ITEMSIZE[c.ds.param_dtype], ranks(c, role)
+def _model(c: TrainPPOConfig, shape: ModelShape, group: str, role: Role) -> list[Component]:
+    own = section(c, role)
+    stage, itemsize, world = c.ds.zero_stage, ITEMSIZE[c.ds.param_dtype], own.world_size
     tp = c.ds.tensor_parallel_size
     count, world = rank_parameters(shape, tp), max(1, world // tp)
-    offloaded = role in ("ref", "reward") and getattr(c, role).offload
+    offloaded = isinstance(own, RefConfig | RewardConfig) and own.offload
     here = (EXPERIENCE,) if offloaded else PHASES
     between = (EXPERIENCE,) if offloaded else (GENERATION, EXPERIENCE, TRAINING)
 
     def part(name: str, size: int, phases: tuple[str, ...]) -> Component:
-        return Component(group=group, role=role, name=name, bytes=size, phases=phases)
+        return Component(group=group, role=SECTIONS[role], name=name, bytes=size, phases=phases)
 
     found = [part("parameters", parameter_bytes(count, stage=stage, itemsize=itemsize, world=world), here)]
     if small := persistent_bytes(shape, stage=stage, itemsize=itemsize):
         found.append(part("small parameters", small, between))
     tokens = tokens_per_forward(c, EXPERIENCE)
     found.append(part("activations", forward_bytes(shape, tokens, itemsize) // tp, (EXPERIENCE,)))
-    if role in ("actor", "ref"):
+    if role.is_language_model:
         found.append(part("logits", logit_bytes(tokens, shape.vocab), (EXPERIENCE,)))
-    if trained:
-        found += _training(c, shape, part_of=(group, role), count=count, world=world)
+    if isinstance(own, ActorConfig | CriticConfig):
+        found += _training(c, own, shape, part_of=(group, role), count=count, world=world)
     return found
 
 
 def _training(
-    c: TrainPPOConfig, shape: ModelShape, *, part_of: tuple[str, str], count: int, world: int
+    c: TrainPPOConfig,
+    own: ActorConfig | CriticConfig,
+    shape: ModelShape,
+    *,
+    part_of: tuple[str, Role],
+    count: int,
+    world: int,
 ) -> list[Component]:
     group, role = part_of
-    section = c.actor if role == "actor" else c.critic
     stage, itemsize, tp = c.ds.zero_stage, ITEMSIZE[c.ds.param_dtype], c.ds.tensor_parallel_size
-    matrices = shape.layers * shape.layer_matrices // tp if section.optim == "muon" else 0
+    matrices = shape.layers * shape.layer_matrices // tp if own.optim == "muon" else 0
     states = optimizer_bytes(count, stage=stage, itemsize=itemsize, world=world, matrices=matrices)
     gradients, stepping = (
         gradient_bytes(count, stage=stage, itemsize=itemsize, world=world, stepping=inside) for inside in (False, True)
     )
     tokens = tokens_per_forward(c, TRAINING)
-    checkpointing = section.gradient_checkpointing_enable
+    checkpointing = own.gradient_checkpointing_enable
     activations = activation_bytes(shape, tokens, itemsize, checkpointing=checkpointing) // tp
     resting = (TRAINING, STEP) if c.ds.enable_sleep else PHASES
     kept = (TRAINING,) if stage < 3 or c.ds.enable_sleep else (GENERATION, EXPERIENCE, TRAINING)
     parts = [("gradients", gradients, kept), ("activations", activations, (TRAINING,))]
     if not c.ds.adam_offload:
         parts += [("gradients in fp32", stepping, (STEP,)), ("optimizer", states, resting)]
-    if role == "actor":
+    if role is Role.POLICY:
         parts.append(("logits", logit_bytes(tokens, shape.vocab), (TRAINING,)))
-    return [Component(group=group, role=role, name=name, bytes=size, phases=phases) for name, size, phases in parts]
+    return [
+        Component(group=group, role=SECTIONS[role], name=name, bytes=size, phases=phases)
+        for name, size, phases in parts
+    ]
 
 
 def _engine(c: TrainPPOConfig, shape: ModelShape, group: str, budget: Budget) -> list[Component]:

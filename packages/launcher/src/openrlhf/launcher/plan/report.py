@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 
 from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.placement import SECTIONS
 from openrlhf.launcher.plan.arithmetic import Batches, Placed, Room, Sync, batches, forwards, placement, weight_sync
 from openrlhf.launcher.plan.memory import (
     GIB,
@@ -19,6 +20,7 @@ from openrlhf.launcher.plan.memory import (
     totals,
 )
 from openrlhf.launcher.plan.shape import ModelShape
+from openrlhf.learner.spec import Role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,17 +53,17 @@ def make_plan(
 ) -> Plan:
     """The plan of a resolved configuration."""
     components = memory(c, shapes, budget)
-    sums, tokens = totals(components), kv_cache_tokens(c, shapes["actor"], budget)
+    sums, tokens = totals(components), kv_cache_tokens(c, shapes[Role.POLICY], budget)
     found = [*warnings, *_no_room(room), *_guesses(shapes), *_too_large(sums, budget), *_small_cache(c, tokens)]
     if c.algo.dynamic_filtering_enable:
         found.append("dynamic filtering: steps and LR horizon are upper bounds, rejected prompts are replaced")
     return Plan(
-        parameters={role: shape.parameters for role, shape in shapes.items()},
+        parameters={SECTIONS[role]: shape.parameters for role, shape in shapes.items()},
         placement=placement(c),
         gpus=room,
         batches=batches(c, prompts),
         forwards=forwards(c),
-        weight_sync=weight_sync(c, shapes["actor"]),
+        weight_sync=weight_sync(c, shapes[Role.POLICY]),
         kv_cache_tokens=tokens,
         memory=components,
         totals=sums,
@@ -165,7 +167,7 @@ def _small_cache(c: TrainPPOConfig, tokens: int) -> list[str]:
 
 def _guesses(shapes: dict[str, ModelShape]) -> list[str]:
     return [
-        f"{role}: parameters of model type {shape.model_type!r} are estimated"
+        f"{SECTIONS[role]}: parameters of model type {shape.model_type!r} are estimated"
         for role, shape in shapes.items()
         if not shape.exact
     ]

@@ -16,9 +16,17 @@ from openrlhf.agents.context import EpisodeSettings
 from openrlhf.agents.engine import SamplingParams
 from openrlhf.agents.reward_file import IMPORT_SECONDS
 from openrlhf.launcher.commands import TRAIN_PPO_RAY
-from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.config import RefConfig, RewardConfig, TrainPPOConfig
 from openrlhf.launcher.data.sampler import PromptSampler
 from openrlhf.launcher.horizon import optimizer_step_horizon
+from openrlhf.launcher.placement import (
+    ENGINE,
+    engines_share,
+    model_flag,
+    plan_placement,
+    section,
+    shares_device,
+)
 from openrlhf.launcher.preflight import Prepared
 from openrlhf.launcher.ray.agent_actor import AgentActor, AgentSpec
 from openrlhf.launcher.ray.calls import get
@@ -29,10 +37,11 @@ from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.ray.engine_watch import INTERVAL, EngineWatch
 from openrlhf.launcher.ray.learner_actor import LearnerActor, RankAddress
 from openrlhf.launcher.ray.learner_group import RankGroup, RayLearner
-from openrlhf.launcher.ray.placement import Reservation, plan_placement, sharing
+from openrlhf.launcher.ray.placement import Reservation
 from openrlhf.launcher.ray.rollout import RayRollout
 from openrlhf.launcher.ray.weight_push import Pause, WeightPush
 from openrlhf.launcher.rewards.http import RetryPolicy
+from openrlhf.launcher.rules.violation import value_at
 from openrlhf.launcher.saved import config_toml
 from openrlhf.launcher.trainer.loop import MetricSink, TrainerParts
 from openrlhf.launcher.trainer.rank_config import RankConfig, rank_config
@@ -59,7 +68,7 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
     environment = cluster.worker_environment() | extra_noset(os.environ)
     reservation = Reservation(plan_placement(config, gpus=cluster.gpus, nodes=cluster.nodes))
     fleet = start_fleet(config, prepared, reservation, environment, gpus=cluster.gpus)
-    if any("engine" in group for group in sharing(config)) and cluster.gpus:
+    if engines_share(config) and cluster.gpus:
         # vLLM measures what is free on the device, and fails where that changes meanwhile
         await fleet.wait_started()
         if config.vllm.enable_sleep:
@@ -133,8 +142,8 @@ def start_fleet(
 
     def spawn(number: int) -> Any:
         own = engine_environment(specs[number])
-        env = dict(environment) | own | _user_values(own) | reservation.environment("engine", number)
-        return actor.options(**reservation.options("engine", number), runtime_env={"env_vars": env}).remote()
+        env = dict(environment) | own | _user_values(own) | reservation.environment(ENGINE, number)
+        return actor.options(**reservation.options(ENGINE, number), runtime_env={"env_vars": env}).remote()
 
     return EngineFleet(specs, spawn)
 
@@ -156,7 +165,7 @@ def engine_specs(config: TrainPPOConfig, *, gpus: int, vision: VisionModel | Non
             device="cuda" if gpus else "cpu",
             max_model_len=config.data.max_len,
             tensor_parallel_size=vllm.tensor_parallel_size,
-            executor="ray" if gpus and config.train.colocate_all and not config.train.async_enable else "mp",
+            executor="ray" if gpus and engines_share(config) else "mp",
             enforce_eager=vllm.enforce_eager,
             gpu_memory_utilization=vllm.gpu_memory_utilization,
             enable_prefix_caching=vllm.enable_prefix_caching,
@@ -189,7 +198,7 @@ def start_learners(
     ranks_config = rank_config(config, pad_token_id=prepared.pad_token_id, processor_path=processor)
     actor = ray.remote(LearnerActor)
     for role in reservation.plan.seats:
-        if role == "engine":
+        if role == ENGINE:
             continue
         actors = [
             actor.options(**reservation.options(role, rank), runtime_env={"env_vars": dict(environment)}).remote()
@@ -233,12 +242,9 @@ def _set_up(group: RankGroup, spec: LearnerSpec, config: RankConfig) -> list[ray
 def learner_spec(config: TrainPPOConfig, role: Role, horizon: int, vision: VisionModel | None = None) -> LearnerSpec:
     """What a role's ranks load and how they train."""
     entity = {Role.CRITIC: config.critic}.get(role, config.actor)
-    path = {
-        Role.CRITIC: config.critic.model_name_or_path,
-        Role.REWARD: config.reward.model_name_or_path,
-    }.get(role, config.actor.model_name_or_path)
+    path = value_at(config, model_flag(role))
     assert path is not None
-    offload = {Role.REFERENCE: config.ref.offload, Role.REWARD: config.reward.offload}.get(role, False)
+    own = section(config, role)
     return LearnerSpec(
         role=role,
         model_path=_model_path(path),
@@ -253,8 +259,8 @@ def learner_spec(config: TrainPPOConfig, role: Role, horizon: int, vision: Visio
         aux_loss_coef=config.actor.aux_loss_coef if role in (Role.POLICY, Role.CRITIC) else 0.0,
         freeze_visual_encoder=config.actor.freeze_visual_encoder and role is Role.POLICY,
         suppressed_token_ids=() if vision is None else vision.suppressed,
-        offload=offload,
-        shares_device=any(role.value in group for group in sharing(config)),
+        offload=isinstance(own, RefConfig | RewardConfig) and own.offload,
+        shares_device=shares_device(config, role),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.known_names import no_such
 from openrlhf.launcher.machine import FLASH_INSTALL, Machine
+from openrlhf.launcher.placement import engines_share
 from openrlhf.launcher.redaction import redact_value
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
 from openrlhf.rollout.vllm.arguments import RESERVED_ENGINE_ARGS, unknown_argument, wrong_type
@@ -72,8 +73,7 @@ def determinism(c: P, m: Machine) -> Found:
 
 def transfer(c: P, m: Machine) -> Found:
     """Which weight transfer reaches the engines."""
-    shared = c.train.colocate_all and not c.train.async_enable
-    if c.vllm.sync_backend == "ipc" and not shared:
+    if c.vllm.sync_backend == "ipc" and not engines_share(c):
         problem = "CUDA IPC reaches engines on the trainer's own GPUs only"
         yield broken(c, "vllm.sync_backend train.colocate_all", problem, "--vllm.sync_backend nccl")
     if c.vllm.sync_backend == "gloo" and m.gpus:

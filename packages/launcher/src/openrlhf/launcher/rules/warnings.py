@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.rules.placement import ranks
+from openrlhf.launcher.placement import data_parallel_ranks, engines_share
 from openrlhf.launcher.rules.violation import setting, value_at
 
 SEARCHED = 100_000
@@ -72,7 +72,7 @@ def batch_arithmetic(c: P, m: Machine) -> Warnings:
             f"{made} = {samples} samples and --train.batch_size {batch}: the last optimiser step of a rollout batch has"
             f" {samples % batch}{f'; even steps: --train.batch_size {even}' if even else ''}"
         )
-    parallel = max(1, ranks(c, "actor") // c.ds.tensor_parallel_size)
+    parallel = data_parallel_ranks(c)
     step = c.train.micro_batch_size * parallel
     if not c.train.dynamic_batch_enable and batch % step:
         yield (
@@ -120,7 +120,7 @@ def sleep_of_offloaded(c: P, m: Machine) -> Warnings:
 
 def engines_stay(c: P, m: Machine) -> Warnings:
     """Engines that never sleep leave the models what is beside their share of the memory."""
-    if m.gpus and c.train.colocate_all and not c.train.async_enable and not c.vllm.enable_sleep:
+    if m.gpus and engines_share(c) and not c.vllm.enable_sleep:
         yield (
             "--train.colocate_all without --vllm.enable_sleep: the engines keep"
             f" {c.vllm.gpu_memory_utilization:.0%} of every GPU (--vllm.gpu_memory_utilization) while the models work"

@@ -1,0 +1,196 @@
+"""Where every part of a run goes: which roles share devices, and which actor gets which of them.
+
+Pure functions of the configuration: the rules, `plan` and Ray (`ray/placement.py`, which reserves what is planned here)
+all ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from openrlhf.launcher.config import ActorConfig, CriticConfig, PlacementConfig, RefConfig, RewardConfig, TrainPPOConfig
+from openrlhf.learner.spec import Role
+
+ENGINE = "engine"
+"""The engines, among the roles."""
+
+SECTIONS: Mapping[str, str] = {
+    Role.POLICY: "actor",
+    Role.CRITIC: "critic",
+    Role.REFERENCE: "ref",
+    Role.REWARD: "reward",
+}
+"""A role, by the name that the field gives it -> the section of its flags, by which users know it."""
+
+CPU_SHARE = 0.001
+"""What a bundle asks of a node's CPUs where no GPU tells the ranks apart: enough to be placed, too little to count."""
+
+SHARE = 0.2
+"""What an actor holds of a GPU and its CPU where several share them: room for four models and an engine."""
+
+
+def roles(config: TrainPPOConfig) -> tuple[Role, ...]:
+    """The learner roles that the run has."""
+    there = {
+        Role.POLICY: True,
+        Role.CRITIC: config.has_critic,
+        Role.REFERENCE: config.has_reference,
+        Role.REWARD: config.has_reward_model,
+    }
+    return tuple(role for role, present in there.items() if present)
+
+
+def section(config: TrainPPOConfig, role: str) -> ActorConfig | CriticConfig | RefConfig | RewardConfig:
+    """The flags of a role."""
+    return getattr(config, SECTIONS[role])
+
+
+def model_flag(role: str) -> str:
+    """The flag that names a role's model: the reference model is the policy as it was before training."""
+    return f"{SECTIONS[Role.POLICY if role == Role.REFERENCE else role]}.model_name_or_path"
+
+
+def engines_share(config: TrainPPOConfig) -> bool:
+    """The hybrid engine: engines on the devices of the models, which work while those rest."""
+    return config.train.colocate_all and not config.train.async_enable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Roles (and `ENGINE`) on the same devices, or one alone. devices: how many."""
+
+    members: tuple[str, ...]
+    devices: int
+
+    @property
+    def shared(self) -> bool:
+        return len(self.members) > 1
+
+    def __str__(self) -> str:
+        """The members as users know them."""
+        return " + ".join("engines" if member == ENGINE else SECTIONS[member] for member in self.members)
+
+
+def groups(config: TrainPPOConfig) -> list[Group]:
+    """All roles of the run and its engines, by the devices that they share."""
+    return [Group(members=m, devices=max(devices(config, member) for member in m)) for m in _sets(config) if m]
+
+
+def _sets(config: TrainPPOConfig) -> Iterator[tuple[str, ...]]:
+    here, train = roles(config), config.train
+    if train.colocate_all:
+        yield from [(*here, ENGINE)] if engines_share(config) else [here, (ENGINE,)]
+        return
+    pairs: list[tuple[str, ...]] = []
+    if train.colocate_actor_ref:
+        pairs.append(tuple(role for role in (Role.POLICY, Role.REFERENCE) if role in here))
+    if train.colocate_critic_reward:
+        pairs.append(tuple(role for role in (Role.CRITIC, Role.REWARD) if role in here))
+    yield from pairs
+    yield from ((role,) for role in here if not any(role in pair for pair in pairs))
+    yield (ENGINE,)
+
+
+def devices(config: TrainPPOConfig, member: str) -> int:
+    """Devices of a role or of all engines."""
+    if member == ENGINE:
+        return (config.vllm.num_engines or 0) * config.vllm.tensor_parallel_size
+    return section(config, member).world_size
+
+
+def shares_device(config: TrainPPOConfig, member: str) -> bool:
+    """Whether others have processes on its devices."""
+    return any(member in group.members for group in groups(config) if group.shared)
+
+
+def data_parallel_ranks(config: TrainPPOConfig) -> int:
+    """Ranks of the policy that work on samples of their own."""
+    return max(1, config.actor.world_size // config.ds.tensor_parallel_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """A placement group to be made: `bundles` resource dicts, packed onto few nodes or spread over all."""
+
+    name: str
+    bundles: tuple[dict[str, float], ...]
+    strategy: str = "PACK"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """One actor's place: bundle number in its pool (None: anywhere) and the resources that it holds.
+
+    workers: bundles of the processes that the actor itself starts through Ray, which hold its share of the GPUs.
+    """
+
+    pool: str | None
+    bundle: int
+    num_gpus: float
+    workers: tuple[int, ...] = ()
+
+    @property
+    def num_cpus(self) -> float:
+        """A CPU per GPU, in the same shares."""
+        return 0 if self.workers else min(self.num_gpus, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementPlan:
+    """All pools, and the seats of every role and of the engines."""
+
+    pools: tuple[Pool, ...]
+    seats: dict[str, tuple[Seat, ...]]
+
+    def ranks(self, role: str) -> int:
+        return len(self.seats.get(role, ()))
+
+
+def plan_placement(config: TrainPPOConfig, *, gpus: int, nodes: int = 1) -> PlacementPlan:
+    """On GPUs a pool per group of roles that share them.
+
+    On a CPU there is nothing to share: no pool on one node, and one bundle per node on several.
+    """
+    if gpus:
+        return _plan_gpus(config)
+    pools: list[Pool] = []
+    seats: dict[str, tuple[Seat, ...]] = {
+        role: _seat_cpu_ranks(role, section(config, role), pools) for role in roles(config)
+    }
+    engines = config.vllm.num_engines or 0
+    if nodes > 1:
+        pools.append(Pool(name=ENGINE, bundles=({"CPU": CPU_SHARE},) * engines, strategy="SPREAD"))
+        seats[ENGINE] = tuple(Seat(pool=ENGINE, bundle=i, num_gpus=0) for i in range(engines))
+    else:
+        seats[ENGINE] = (Seat(pool=None, bundle=0, num_gpus=0),) * engines
+    return PlacementPlan(pools=tuple(pools), seats=seats)
+
+
+def _seat_cpu_ranks(role: str, shape: PlacementConfig, pools: list[Pool]) -> tuple[Seat, ...]:
+    ranks, per_node = shape.world_size, shape.num_gpus_per_node
+    if shape.num_nodes > 1:
+        pools.append(Pool(name=role, bundles=({"CPU": CPU_SHARE},) * shape.num_nodes, strategy="STRICT_SPREAD"))
+        return tuple(Seat(pool=role, bundle=i // per_node, num_gpus=0) for i in range(ranks))
+    return (Seat(pool=None, bundle=0, num_gpus=0),) * ranks
+
+
+def _plan_gpus(config: TrainPPOConfig) -> PlacementPlan:
+    pools: list[Pool] = []
+    seats: dict[str, tuple[Seat, ...]] = {}
+    engines, width = config.vllm.num_engines or 0, config.vllm.tensor_parallel_size
+    for group in groups(config):
+        name = "+".join(group.members)
+        if group.members == (ENGINE,):  # an engine is whole on one node
+            pools.append(Pool(name=name, bundles=({"GPU": float(width), "CPU": float(width)},) * engines))
+            seats[ENGINE] = tuple(Seat(pool=name, bundle=i, num_gpus=float(width)) for i in range(engines))
+            continue
+        pools.append(Pool(name=name, bundles=({"GPU": 1.0, "CPU": 1.0},) * group.devices))
+        share = SHARE if group.shared else 1.0
+        for member in group.members:
+            if member == ENGINE and width > 1:
+                places = [tuple(range(i * width, (i + 1) * width)) for i in range(engines)]
+                seats[ENGINE] = tuple(Seat(pool=name, bundle=p[0], num_gpus=0, workers=p) for p in places)
+            else:
+                seats[member] = tuple(Seat(pool=name, bundle=i, num_gpus=share) for i in range(devices(config, member)))
+    return PlacementPlan(pools=tuple(pools), seats=seats)
