@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from openrlhf.launcher.config import TrainPPOConfig
     from openrlhf.launcher.preflight import Prepared
     from openrlhf.launcher.ray.engine_fleet import EngineFleet
-    from openrlhf.launcher.ray.learner_group import RankGroup
+    from openrlhf.launcher.ray.rank_group import RankGroup
     from openrlhf.launcher.trainer.protocols import SampleRef
 
 TIMEOUT = 300.0

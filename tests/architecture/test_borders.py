@@ -92,6 +92,17 @@ def test_graph_covers_every_source_file(graph):
     assert len(ours) == len(files), "grimp misses a part of the namespace: is every package installed?"
 
 
+def test_no_module_imports_itself_over_others(graph):
+    """Imports inside functions and for types count too: what needs each other belongs together, or has a third part."""
+    circles = [
+        " -> ".join((importer, *way))
+        for importer in below(graph, "openrlhf")
+        for imported in graph.find_modules_directly_imported_by(importer)
+        if (way := graph.find_shortest_chain(importer=imported, imported=importer))
+    ]
+    assert not circles
+
+
 @pytest.mark.parametrize("package", sorted(ALLOWED))
 def test_third_party_imports(graph, package):
     offenders = {

@@ -12,7 +12,8 @@ from ray.exceptions import ActorDiedError
 
 from openrlhf.launcher.ray import learner_actor
 from openrlhf.launcher.ray.calls import WorkerDiedError
-from openrlhf.launcher.ray.learner_group import RankGroup, RayLearner
+from openrlhf.launcher.ray.learner_group import RayLearner
+from openrlhf.launcher.ray.rank_group import RankGroup
 from openrlhf.launcher.trainer.protocols import SampleRef
 
 SAMPLES = [SampleRef(handle="h", position=i, index=i, reward=0.0, length=4) for i in range(4)]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import resource
-import shutil
 import socket
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -184,6 +180,9 @@ LONGEST_TMPDIR = 39
 """107 bytes of a UNIX socket's path, less what Ray adds."""
 
 
+SLURM = ("sbatch", "srun", "squeue", "scontrol", "sacct")
+
+
 def slurm_programs(which: Mapping[str, str | None]) -> list[Finding]:
     """Programs of Slurm. which: name -> path or None."""
     missing = [name for name, path in which.items() if path is None]
@@ -193,34 +192,6 @@ def slurm_programs(which: Mapping[str, str | None]) -> list[Finding]:
         fix = "states are read from the other programs" if missing == ["sacct"] else "load the site's Slurm module"
         return [Finding(level="warning", what=f"Slurm without {', '.join(missing)}", fix=fix)]
     return [Finding(level="ok", what="Slurm")]
-
-
-def examine() -> list[Finding]:
-    """All checks on this machine."""
-    from openrlhf.launcher.doctor.selfchecked import selfchecked
-    from openrlhf.launcher.machine import detect_machine
-    from openrlhf.launcher.selfcheck import record
-
-    installed, broken = distributions(metadata.distributions())
-    root = (installed["openrlhf"], metadata.requires("openrlhf") or []) if "openrlhf" in installed else None
-    requirements = {name: metadata.requires(name) or [] for name in OURS if name in installed}
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    gpus = detect_machine({}).gpus
-    amd = gpus if Path("/dev/kfd").exists() and not Path("/dev/nvidia0").exists() else 0
-    shm = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
-    return [
-        Finding(level="ok", what=f"Python {sys.version.split()[0]}"),
-        *packages(installed),
-        *broken,
-        *versions(installed, requirements),
-        *foreign_openrlhf(root, sys.path, Path.cwd()),
-        *accelerators(gpus - amd, amd, os.environ),
-        *set_on_machine([name for name in SETS if name in installed], gpus),
-        *selfchecked(record.load(record.path()), record.surroundings(), gpus),
-        *limits(soft, hard, shm),
-        *ray_surroundings(os.environ, Path.home(), port_taken(AGENT_PORT)),
-        *slurm_programs({name: shutil.which(name) for name in ("sbatch", "srun", "squeue", "scontrol", "sacct")}),
-    ]
 
 
 def port_taken(port: int) -> bool:

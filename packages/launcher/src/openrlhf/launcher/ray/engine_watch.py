@@ -10,7 +10,7 @@ from typing import Any
 from openrlhf.launcher.ray.calls import gather
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.ray.learner_actor import WORK_TIMEOUT
-from openrlhf.launcher.ray.learner_group import RankGroup
+from openrlhf.launcher.ray.rank_group import RankGroup
 from openrlhf.launcher.ray.rollout import RayRollout
 from openrlhf.launcher.ray.weight_push import WeightPush
 

@@ -36,8 +36,9 @@ from openrlhf.launcher.ray.engine_actor import engine_actor
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.ray.engine_watch import INTERVAL, EngineWatch
 from openrlhf.launcher.ray.learner_actor import LearnerActor, RankAddress
-from openrlhf.launcher.ray.learner_group import RankGroup, RayLearner
+from openrlhf.launcher.ray.learner_group import RayLearner
 from openrlhf.launcher.ray.placement import Reservation
+from openrlhf.launcher.ray.rank_group import RankGroup
 from openrlhf.launcher.ray.rollout import RayRollout
 from openrlhf.launcher.ray.weight_push import Pause, WeightPush
 from openrlhf.launcher.rewards.http import RetryPolicy

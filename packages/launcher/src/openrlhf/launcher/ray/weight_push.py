@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from openrlhf.launcher.ray.calls import WorkerDiedError
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.ray.learner_actor import Transfer
+from openrlhf.launcher.ray.rank_group import RankGroup
 from openrlhf.rollout.sync_check import SyncError, check_sequences, compare
 
 if TYPE_CHECKING:
-    from openrlhf.launcher.ray.learner_group import RankGroup
     from openrlhf.rollout.weights.wire import BucketPlan
 
 log = logging.getLogger(__name__)

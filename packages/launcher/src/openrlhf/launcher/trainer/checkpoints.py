@@ -10,15 +10,14 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from openrlhf.launcher.config import CkptConfig
-from openrlhf.launcher.saved import RUN, STATE_FILE
+from openrlhf.launcher.saved import STATE_FILE
+from openrlhf.launcher.trainer.collect import Untrained
+from openrlhf.launcher.trainer.protocols import Learner, Rollout
 from openrlhf.launcher.trainer.untrained import read_untrained, write_untrained
 from openrlhf.learner.checkpoint_dir import CheckpointStore
-
-if TYPE_CHECKING:
-    from openrlhf.launcher.trainer.loop import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +30,10 @@ class Checkpoints:
     config_toml: the resolved configuration, saved beside every checkpoint.
     """
 
-    def __init__(self, config: CkptConfig, *, config_toml: str = "") -> None:
+    def __init__(self, config: CkptConfig, rollout: Rollout, learner: Learner, *, config_toml: str = "") -> None:
         self._config = config
+        self._rollout = rollout
+        self._learner = learner
         self._config_toml = config_toml
         self._store = CheckpointStore(
             Path(config.path).expanduser(), max_num=config.max_num, max_bytes=config.max_mem * GIB
@@ -42,58 +43,56 @@ class Checkpoints:
     def enabled(self) -> bool:
         return self._config.save_steps > 0
 
-    async def after_step(self, trainer: Trainer) -> None:
-        """Save when --ckpt.save_steps says so, or when this step's evaluation was the best so far."""
-        if not self.enabled:
-            return
-        metric = self.metric_of(trainer)
-        due = trainer.state.step % self._config.save_steps == 0
-        if due or self._is_best(metric):
-            await self.save(trainer, metric)
+    def due(self, step: int, metric: float | None) -> bool:
+        """Whether --ckpt.save_steps asks for one at this step, or its evaluation was the best so far."""
+        return self.enabled and (step % self._config.save_steps == 0 or self._is_best(metric))
 
-    async def save(self, trainer: Trainer, metric: float | None = None) -> None:
-        """Write a checkpoint of the present step, and its Hugging Face export with --ckpt.save_hf."""
-        step = trainer.state.step
+    async def save(
+        self, step: int, state: Mapping[str, Any], untrained: Untrained, *, metric: float | None = None
+    ) -> None:
+        """Write a checkpoint, and its Hugging Face export with --ckpt.save_hf.
+
+        state, untrained: the trainer's, of one moment: sampling goes on while the ranks write.
+        """
         if not self._config.disable_ds:
-            # both at one moment: sampling goes on while the ranks write
-            own, untrained = trainer.state_dict() | {RUN: trainer.parts.sink.run_id}, trainer.pipeline.untrained()
             pending = self._store.begin(step)
-            await trainer.parts.learner.save(str(pending))
-            state = pending / "state"
-            state.mkdir()
-            (state / STATE_FILE).write_text(json.dumps(own, indent=1) + "\n")
-            await write_untrained(untrained, trainer.parts.rollout, state)
-            (state / "config.toml").write_text(self._config_toml)
+            await self._learner.save(str(pending))
+            folder = pending / "state"
+            folder.mkdir()
+            (folder / STATE_FILE).write_text(json.dumps(state, indent=1) + "\n")
+            await write_untrained(untrained, self._rollout, folder)
+            (folder / "config.toml").write_text(self._config_toml)
             path = self._store.commit(step, metric=metric)
             log.info("checkpoint %s", path)
         if self._config.save_hf:
-            await trainer.parts.learner.export(str(self._store.root / f"global_step{step}_hf"))
+            await self._learner.export(str(self._store.root / f"global_step{step}_hf"))
 
-    async def restore(self, trainer: Trainer) -> bool:
-        """Go on from the newest checkpoint if --ckpt.load_enable and there is one. True when the run was resumed."""
+    def newest(self) -> Path | None:
+        """The checkpoint to go on from: with --ckpt.load_enable the newest complete one, if there is one."""
         if not self._config.load_enable:
-            return False
+            return None
         for leftover in self._store.unfinished():
             log.warning("skipped the unfinished checkpoint %s", leftover)
         newest = self._store.latest()
         if newest is None:
             log.warning("--ckpt.load_enable: no checkpoint in %s, the run starts anew", self._store.root)
-            return False
-        state = json.loads((newest.path / "state" / STATE_FILE).read_text())
-        trainer.load_state_dict(state, await read_untrained(trainer.parts.rollout, newest.path / "state"))
-        await trainer.parts.learner.load(str(newest.path))
-        log.info("resumed from %s", newest.path)
-        return True
+            return None
+        return newest.path
 
-    def metric_of(self, trainer: Trainer) -> float | None:
-        """The value of --ckpt.best_metric_key in this step's evaluation; None without one.
+    async def read(self, checkpoint: Path) -> tuple[dict[str, Any], Untrained]:
+        """The trainer's part of a checkpoint."""
+        folder = checkpoint / "state"
+        return json.loads((folder / STATE_FILE).read_text()), await read_untrained(self._rollout, folder)
+
+    def metric_of(self, evaluation: Mapping[str, float]) -> float | None:
+        """The value of --ckpt.best_metric_key in an evaluation; None where it is not finite or not asked for.
 
         Raises ValueError when the evaluation has no metric of that name.
         """
         key = self._config.best_metric_key
-        if trainer.evaluated_at != trainer.state.step or key == "none":
+        if not evaluation or key == "none":
             return None
-        value = find_metric(trainer.evaluation, key)
+        value = find_metric(evaluation, key)
         return None if value is None or not math.isfinite(value) else value
 
     def _is_best(self, metric: float | None) -> bool:

@@ -19,6 +19,7 @@ from openrlhf.core.rewards import RunningRewardNorm
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.logging.sinks import GeneratedSample
 from openrlhf.launcher.logging.values import sum_metrics
+from openrlhf.launcher.saved import RUN
 from openrlhf.launcher.signals import StoppedAfterSave
 from openrlhf.launcher.trainer.checkpoints import Checkpoints
 from openrlhf.launcher.trainer.collect import Collected, PromptSource, Untrained, late_failures
@@ -99,7 +100,7 @@ class Trainer:
         self.metrics: dict[str, float] = {}
         self.evaluation: dict[str, float] = {}
         self.evaluated_at = -1
-        self.checkpoints = Checkpoints(config.ckpt, config_toml=parts.config_toml)
+        self.checkpoints = Checkpoints(config.ckpt, parts.rollout, parts.learner, config_toml=parts.config_toml)
         self._stop = False
         self._evaluation: asyncio.Task[None] | None = None
 
@@ -111,6 +112,7 @@ class Trainer:
             "kl": self.kl.state_dict(),
             "reward_norm": None if self.norm is None else self.norm.state_dict(),
             "prompts": self.parts.prompts.state_dict(),
+            RUN: self.parts.sink.run_id,
         }
 
     def load_state_dict(self, state: dict[str, Any], untrained: Untrained) -> None:
@@ -134,7 +136,7 @@ class Trainer:
         Raises NoOptimizerStepError when nothing was trained on, StoppedAfterSave after `stop_after_step`.
         """
         await self.parts.learner.export(self.config.ckpt.output_dir, trial=True)
-        if not await self.checkpoints.restore(self):
+        if not await self._resume():
             await self._start_reward_norm()
             self.pipeline.start()
         if self.config.ckpt.load_enable:
@@ -154,6 +156,24 @@ class Trainer:
             metrics=self.metrics,
             evaluation=self.evaluation,
         )
+
+    async def _resume(self) -> bool:
+        """Go on from a checkpoint, if there is one and it is asked for."""
+        checkpoint = self.checkpoints.newest()
+        if checkpoint is None:
+            return False
+        self.load_state_dict(*await self.checkpoints.read(checkpoint))
+        await self.parts.learner.load(str(checkpoint))
+        log.info("resumed from %s", checkpoint)
+        return True
+
+    async def _save(self, metric: float | None) -> None:
+        state, untrained = self.state_dict(), self.pipeline.untrained()
+        await self.checkpoints.save(self.state.step, state, untrained, metric=metric)
+
+    def _metric(self) -> float | None:
+        """The metric by which checkpoints are judged, where this step was evaluated."""
+        return self.checkpoints.metric_of(self.evaluation) if self.evaluated_at == self.state.step else None
 
     async def _start_reward_norm(self) -> None:
         """Start the running normalisation from the mean and std in the reward model's configuration, if it has them."""
@@ -187,9 +207,10 @@ class Trainer:
                 await self._start_evaluation()
             if self._stop:
                 await self._evaluated()
-                await self.checkpoints.save(self, self.checkpoints.metric_of(self))
+                await self._save(self._metric())
                 raise StoppedAfterSave(self.state.step, resumable=not self.config.ckpt.disable_ds)
-            await self.checkpoints.after_step(self)
+            if self.checkpoints.enabled and self.checkpoints.due(self.state.step, metric := self._metric()):
+                await self._save(metric)
 
     async def _train_on(self, collected: Collected, phases: dict[str, float]) -> None:
         began = self.parts.clock() - phases["timing/generation"]

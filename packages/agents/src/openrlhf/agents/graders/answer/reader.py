@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from openrlhf.agents.graders.answer.errors import UnreadableError
-from openrlhf.agents.graders.answer.tokens import MAX_DEPTH, Token
+from openrlhf.agents.graders.answer.tokens import MAX_DEPTH, Token, matrix_rows
 
 GREEK = {
     "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu",
@@ -356,8 +356,6 @@ class Reader:
         return _times(factors)
 
     def determinant(self, token: Token) -> Node:
-        from openrlhf.agents.graders.answer.shapes import matrix_rows  # a matrix is a shape, its determinant a number
-
         if token.text != "vmatrix":
             raise UnreadableError(token.text)
         start = self.at - 1

@@ -12,8 +12,7 @@ from typing import TypeAlias
 
 from openrlhf.agents.graders.answer.errors import UnreadableError
 from openrlhf.agents.graders.answer.reader import LIBRARY, Node, read
-from openrlhf.agents.graders.answer.tidy import ROW
-from openrlhf.agents.graders.answer.tokens import Token, closes_at_end, split, tokenize
+from openrlhf.agents.graders.answer.tokens import Token, closes_at_end, matrix_rows, split, tokenize
 
 RELATIONS = {"=", "<", ">", "\\le", "\\ge", "\\ne"}
 MAX_MEMBERS = 64
@@ -125,18 +124,6 @@ def _is_word(letters: str) -> bool:
     if len(low) < 3 or low in NOT_WORDS or FUNCTION_START.match(low):
         return False
     return max(map(ord, low)) - min(map(ord, low)) > PRODUCTS_SPAN
-
-
-def matrix_rows(tokens: list[Token]) -> list[list[list[Token]]]:
-    """The cells of an environment (its `begin` and `end` included), without a last empty row."""
-    inner = tokens[1:-1]
-    if tokens[0].text == "array" and inner and inner[0].text == "{":
-        closing = next((i for i, t in enumerate(inner) if t.text == "}"), None)
-        if closing is None:
-            raise UnreadableError("array")
-        inner = inner[closing + 1 :]
-    rows = [split(row, {"&"})[0] for row in split(inner, {ROW})[0]]
-    return [row for row in rows if any(row)]
 
 
 class _Shaper:

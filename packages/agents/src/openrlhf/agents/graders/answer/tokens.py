@@ -164,3 +164,15 @@ def closes_at_end(tokens: list[Token]) -> bool:
         if depth == 0:
             return i == len(tokens) - 1 and i > 0
     return False
+
+
+def matrix_rows(tokens: list[Token]) -> list[list[list[Token]]]:
+    """The cells of an environment (its `begin` and `end` included), without a last empty row."""
+    inner = tokens[1:-1]
+    if tokens[0].text == "array" and inner and inner[0].text == "{":
+        closing = next((i for i, t in enumerate(inner) if t.text == "}"), None)
+        if closing is None:
+            raise UnreadableError("array")
+        inner = inner[closing + 1 :]
+    rows = [split(row, {"&"})[0] for row in split(inner, {ROW})[0]]
+    return [row for row in rows if any(row)]
