@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import RayError
 
-from openrlhf.agents.context import EpisodeSettings
 from openrlhf.agents.engine import EngineError, Generation
-from openrlhf.agents.files import CodeFile
 from openrlhf.agents.rewards import require_reward
 from openrlhf.agents.types import PromptItem, Trajectory
 from openrlhf.launcher.ray.calls import first_line
@@ -27,6 +24,7 @@ from openrlhf.rollout.requests import (
 
 if TYPE_CHECKING:
     from openrlhf.agents.worker import AgentWorker
+    from openrlhf.launcher.ray.agent_setup import AgentSpec
     from openrlhf.rollout.router import Router
 
 
@@ -102,25 +100,6 @@ def _settle(future: asyncio.Future[Generation], result: Generation | RequestFail
             future.set_exception(error)
     else:
         future.set_result(result)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentSpec:
-    """What an agent worker is made of. Files travel by content, so that they work on nodes without a shared disk.
-
-    vision: whether the model takes images. reward_urls: HTTP reward servers. reward_model: whether one scores what
-    comes back without a reward.
-    """
-
-    tokenizer_path: str
-    settings: EpisodeSettings
-    vision: bool = False
-    reward_model: bool = False
-    agent_file: CodeFile | None = None
-    reward_file: CodeFile | None = None
-    reward_urls: tuple[str, ...] = ()
-    reward_api_key: str | None = None
-    reward_timeout: float = 60.0
 
 
 class AgentActor:

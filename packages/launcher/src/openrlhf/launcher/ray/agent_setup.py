@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from openrlhf.agents.agent_file import load_executor
-from openrlhf.agents.context import GroupExecutor
+from openrlhf.agents.context import EpisodeSettings, GroupExecutor
 from openrlhf.agents.executor import SingleTurnExecutor
+from openrlhf.agents.files import CodeFile
 from openrlhf.agents.proxies import keep_loopback_direct
 from openrlhf.agents.reward_process import RewardPool
 from openrlhf.agents.watchdog import Blocked
 from openrlhf.agents.worker import AgentWorker
-from openrlhf.launcher.ray.agent_actor import AgentSpec
 from openrlhf.launcher.rewards.http import HttpRewardSource, RetryPolicy
 from openrlhf.launcher.tokenizers import load_tokenizer
 from openrlhf.launcher.vision import ImageProcessor
@@ -23,6 +24,25 @@ log = logging.getLogger(__name__)
 
 BLOCKED_EXIT = 86
 """Exit code of a worker whose event loop an agent blocked; the controller starts another one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSpec:
+    """What an agent worker is made of. Files travel by content, so that they work on nodes without a shared disk.
+
+    vision: whether the model takes images. reward_urls: HTTP reward servers. reward_model: whether one scores what
+    comes back without a reward.
+    """
+
+    tokenizer_path: str
+    settings: EpisodeSettings
+    vision: bool = False
+    reward_model: bool = False
+    agent_file: CodeFile | None = None
+    reward_file: CodeFile | None = None
+    reward_urls: tuple[str, ...] = ()
+    reward_api_key: str | None = None
+    reward_timeout: float = 60.0
 
 
 async def build_worker(spec: AgentSpec, clients: Sequence[EngineClient], number: int) -> tuple[AgentWorker, Router]:
