@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,34 @@ def test_json_schema(answer, valid):
     assert valid_json(answer, SCHEMA) is valid
 
 
-def test_unknown_schema_keyword_is_an_error():
-    with pytest.raises(ValueError, match="keyword 'dependentSchemas' is not supported"):
-        schema_errors({}, {"dependentSchemas": {}})
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"minimun": 3}, "schema keyword 'minimun' is not supported"),
+        ({"items": {"anyOf": [{"typo": 1}]}}, "schema keyword 'typo' is not supported"),
+        ({"type": "strin"}, r"the schema is wrong at \$\.type"),
+        ({"pattern": "("}, r"the schema is wrong at \$\.pattern"),
+        ({"$ref": "#"}, "the schema cannot be checked"),
+        ({"$ref": "http://127.0.0.1:9/schema.json"}, "Unresolvable: http://127.0.0.1:9/schema.json"),
+    ],
+)
+def test_a_schema_that_is_none_is_an_error(schema, message):
+    with pytest.raises(ValueError, match=message):
+        schema_errors("x", schema)
+
+
+def test_schema_errors_name_the_place():
+    assert schema_errors({"a": [1, "x"]}, {"properties": {"a": {"items": {"type": "integer"}}}}) == [
+        "$.a[1]: 'x' is not of type 'integer'"
+    ]
+    assert schema_errors({"a": 1}, {"dependentSchemas": {"a": {"required": ["b"]}}}) == [
+        "$: 'b' is a required property"
+    ]
+    assert schema_errors([1], {"$defs": {"n": {"type": "integer"}}, "items": {"$ref": "#/$defs/n"}}) == []
+    assert schema_errors(1, True) == []
+
+
+def test_without_jsonschema_the_command_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jsonschema.validators", None)
+    with pytest.raises(ImportError, match=r"pip install 'openrlhf-agents\[schema\]'"):
+        schema_errors(1, {"maximum": 7})

@@ -21,6 +21,8 @@ ALLOWED = {
         "transformers",
         "math_verify",
         "mpmath",
+        "jsonschema",
+        "referencing",
         "verifiers",
         "pytest",
     },  # optional: the extras and the test kit

@@ -1,23 +1,21 @@
-"""Format answers: regular expressions and JSON schemas (the keywords that describe answers, nothing remote)."""
+"""Format answers: regular expressions, and JSON schemas (extra `[schema]`, nothing remote)."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from openrlhf.agents.json_text import parse_json
 
-TYPES: dict[str, Callable[[Any], bool]] = {
-    "object": lambda v: isinstance(v, dict),
-    "array": lambda v: isinstance(v, list),
-    "string": lambda v: isinstance(v, str),
-    "boolean": lambda v: isinstance(v, bool),
-    "null": lambda v: v is None,
-    "integer": lambda v: (isinstance(v, int) and not isinstance(v, bool)) or (isinstance(v, float) and v.is_integer()),
-    "number": lambda v: isinstance(v, (int, float)) and not isinstance(v, bool),
-}
-ANNOTATIONS = {"$schema", "$id", "title", "description", "default", "examples", "format"}
+# Keywords that the library reads beside another one (`then` with `if`), or that say nothing about what is valid.
+SILENT = {
+    "$schema", "$id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$comment", "$defs",
+    "definitions", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "format",
+    "contentEncoding", "contentMediaType", "contentSchema", "then", "else", "minContains", "maxContains",
+}  # fmt: skip
 
 
 def matches(answer: str, pattern: str, *, whole: bool = False) -> bool:
@@ -36,89 +34,51 @@ def valid_json(answer: str, schema: Mapping[str, Any] | None = None) -> bool:
     return schema is None or not schema_errors(value, schema)
 
 
-def schema_errors(value: Any, schema: Mapping[str, Any] | bool, path: str = "$") -> list[str]:
-    """What breaks the schema, one line each. ValueError for a keyword that is not supported."""
-    if isinstance(schema, bool):
-        return [] if schema else [f"{path}: nothing is allowed here"]
-    errors: list[str] = []
-    for keyword, argument in schema.items():
-        if keyword in ANNOTATIONS:
-            continue
-        check = CHECKS.get(keyword)
-        if check is None:
-            raise ValueError(f"schema keyword {keyword!r} is not supported; supported are {sorted(CHECKS)}")
-        errors.extend(check(value, argument, schema, path))
-    return errors
+def schema_errors(value: Any, schema: Mapping[str, Any] | bool) -> list[str]:
+    """What breaks the schema, one line each, in the dialect of its `$schema` (draft 2020-12 without one).
+
+    Raises ValueError for a schema that is none: an unknown keyword (the standard would pass over `minimun`), a wrong
+    type, a reference to another document (nothing is fetched) or to itself.
+    """
+    try:
+        errors = _validator(json.dumps(schema)).iter_errors(value)
+        return [f"{error.json_path}: {error.message}" for error in errors]
+    except (ValueError, ImportError):
+        raise
+    except Exception as error:  # references that lead nowhere or in a circle, patterns that are none
+        raise ValueError(f"the schema cannot be checked ({type(error).__name__}: {error})") from error
 
 
-def _type(value: Any, names: Any, _schema: Any, path: str) -> list[str]:
-    allowed = [names] if isinstance(names, str) else list(names)
-    return [] if any(TYPES[name](value) for name in allowed) else [f"{path}: {value!r} is no {' or '.join(allowed)}"]
+@lru_cache(maxsize=64)
+def _validator(text: str) -> Any:
+    try:
+        from jsonschema.exceptions import SchemaError
+        from jsonschema.validators import Draft202012Validator, validator_for
+        from referencing import Registry
+    except ImportError as error:
+        raise ImportError("jsonschema is not installed: pip install 'openrlhf-agents[schema]'") from error
+    schema = json.loads(text)
+    dialect = validator_for(schema, default=Draft202012Validator)
+    known = {*dialect.VALIDATORS, *SILENT}
+    for part in _parts(schema):
+        if unknown := sorted(set(part) - known):
+            raise ValueError(f"schema keyword {unknown[0]!r} is not supported; supported are {sorted(known)}")
+    try:
+        dialect.check_schema(schema)
+    except SchemaError as error:
+        raise ValueError(f"the schema is wrong at {error.json_path}: {error.message}") from error
+    return dialect(schema, registry=Registry())  # without one of ours it would fetch what `$ref` names
 
 
-def _properties(value: Any, properties: Mapping[str, Any], _schema: Any, path: str) -> list[str]:
-    if not isinstance(value, dict):
-        return []
-    return [e for k, s in properties.items() if k in value for e in schema_errors(value[k], s, f"{path}.{k}")]
+def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """The schema and the schemas in it."""
+    from referencing import Resource
+    from referencing.jsonschema import DRAFT202012
 
-
-def _required(value: Any, names: list[str], _schema: Any, path: str) -> list[str]:
-    return [f"{path}: {n!r} is missing" for n in names if n not in value] if isinstance(value, dict) else []
-
-
-def _additional(value: Any, allowed: Any, schema: Mapping[str, Any], path: str) -> list[str]:
-    if not isinstance(value, dict):
-        return []
-    others = [k for k in value if k not in schema.get("properties", {})]
-    return [e for k in others for e in schema_errors(value[k], allowed, f"{path}.{k}")]
-
-
-def _items(value: Any, schema: Any, _parent: Any, path: str) -> list[str]:
-    if not isinstance(value, list):
-        return []
-    return [e for i, item in enumerate(value) for e in schema_errors(item, schema, f"{path}[{i}]")]
-
-
-def _compare(words: str, kinds: tuple[type, ...], size: Callable[[Any], Any], ok: Callable[[Any, Any], bool]) -> Any:
-    def check(value: Any, limit: Any, _schema: Any, path: str) -> list[str]:
-        if not isinstance(value, kinds) or isinstance(value, bool) or ok(size(value), limit):
-            return []
-        return [f"{path}: {value!r} {words} {limit!r}"]
-
-    return check
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return a == b and isinstance(a, bool) == isinstance(b, bool)
-
-
-def _branches(value: Any, schemas: list[Any], path: str) -> int:
-    return sum(not schema_errors(value, schema, path) for schema in schemas)
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-CHECKS: dict[str, Callable[[Any, Any, Any, str], list[str]]] = {
-    "type": _type,
-    "properties": _properties,
-    "required": _required,
-    "additionalProperties": _additional,
-    "items": _items,
-    "enum": lambda v, a, s, p: [] if any(_equal(v, x) for x in a) else [f"{p}: {v!r} is none of {a!r}"],
-    "const": lambda v, a, s, p: [] if _equal(v, a) else [f"{p}: {v!r} is not {a!r}"],
-    "pattern": _compare("does not match", (str,), _same, lambda v, a: re.search(a, v) is not None),
-    "minimum": _compare("is below", (int, float), _same, lambda v, a: v >= a),
-    "maximum": _compare("is above", (int, float), _same, lambda v, a: v <= a),
-    "exclusiveMinimum": _compare("is not above", (int, float), _same, lambda v, a: v > a),
-    "exclusiveMaximum": _compare("is not below", (int, float), _same, lambda v, a: v < a),
-    "minLength": _compare("is shorter than", (str,), len, lambda v, a: v >= a),
-    "maxLength": _compare("is longer than", (str,), len, lambda v, a: v <= a),
-    "minItems": _compare("has fewer items than", (list,), len, lambda v, a: v >= a),
-    "maxItems": _compare("has more items than", (list,), len, lambda v, a: v <= a),
-    "allOf": lambda v, a, s, p: [e for x in a for e in schema_errors(v, x, p)],
-    "anyOf": lambda v, a, s, p: [] if _branches(v, a, p) else [f"{p}: {v!r} fits none of anyOf"],
-    "oneOf": lambda v, a, s, p: [] if _branches(v, a, p) == 1 else [f"{p}: {v!r} does not fit exactly one of oneOf"],
-    "not": lambda v, a, s, p: [f"{p}: {v!r} is not allowed"] if not schema_errors(v, a, p) else [],
-}
+    resource: Any = Resource.from_contents(schema, default_specification=DRAFT202012)
+    todo = [resource]
+    while todo:
+        part = todo.pop()
+        if isinstance(part.contents, Mapping):
+            yield part.contents
+            todo += part.subresources()
