@@ -19,8 +19,8 @@ OWNED = {
     "learner": {"learner"},
     "launcher": {"cli", "launcher"},
 }
-# What lies beside the namespace: start-up files of the environment.
-TOP = {"rollout": {"_openrlhf_torchvision.py", "_openrlhf_torchvision.pth"}}
+# What lies beside the namespace: what torch calls when it is imported.
+TOP = {"rollout": {"_openrlhf_torchvision.py"}}
 
 
 @pytest.fixture(scope="module")

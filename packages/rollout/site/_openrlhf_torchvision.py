@@ -4,18 +4,19 @@ The ordinary torchvision wheel is built for CUDA. Beside a CPU build of torch it
 and torchvision then fails while it describes operators that do not exist (`torchvision::nms`); with it every model
 class of transformers fails, for text models too. The operators are for object detection. The image processors of
 vision-language models only need torchvision's Python code, so declaring the missing operators is enough: called, they
-raise. Where torchvision's own library loads nothing is declared.
+raise. Beside a CUDA build of torch, and where torchvision's own library loads, nothing is declared. The CPU build of
+torchvision, on PyTorch's index only, needs none of this.
 
-`_openrlhf_torchvision.pth` imports this module when Python starts: whatever imports torchvision first (transformers,
-vLLM, a reward function) finds it mended, in every process. It costs nothing until then. Can go when torchvision
-0.28's successors for CPU builds import without their operators.
+torch calls `declare_missing_operators` at the end of its own import: it is an entry point of the group that torch has
+for extensions (`torch.backends`). So it reaches every process, also the ones that vLLM spawns, in which no code of ours
+runs before vLLM imports torchvision, and a Python that imports no torch has nothing of it. It lies beside the namespace
+`openrlhf`, which a folder of that name in the working directory hides: `import torch` must not fail there.
+Can go when torchvision 0.28's successors for CUDA import beside CPU builds of torch.
 """
 
 from __future__ import annotations
 
-import sys
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
 SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
@@ -25,38 +26,20 @@ DESCRIBED_BY_TORCHVISION = ("nms", "qnms")
 _keep_alive: list[object] = []
 
 
-class TorchvisionFinder(MetaPathFinder):
-    """Finds nothing itself; before the first import of torchvision it declares what would be missing."""
-
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if fullname == "torchvision":
-            sys.meta_path.remove(self)
-            spec = PathFinder.find_spec(fullname)
-            if spec is not None and spec.origin is not None:
-                declare_missing_operators(Path(spec.origin).parent)
-        return None
-
-
-def declare_missing_operators(package: Path) -> bool:
-    """Declare torchvision's operators unless the library in its folder loads. Returns whether they were declared."""
+def declare_missing_operators() -> None:
+    """Declare torchvision's operators where torch has no CUDA and the library in torchvision's folder does not load."""
     import torch
 
-    for library in package.glob("_C*.so"):
+    spec = find_spec("torchvision")
+    if torch.version.cuda is not None or spec is None or spec.origin is None:
+        return
+    for library in Path(spec.origin).parent.glob("_C*.so"):
         try:
             torch.ops.load_library(str(library))
         except OSError:
             continue
-        return False
+        return
     declared = torch.library.Library("torchvision", "DEF")
     for name in DESCRIBED_BY_TORCHVISION:
         declared.define(name + SIGNATURE)
     _keep_alive.append(declared)  # it takes its declarations with it
-    return True
-
-
-def install() -> None:
-    """Stand in front of the other finders."""
-    sys.meta_path.insert(0, TorchvisionFinder())
-
-
-install()
