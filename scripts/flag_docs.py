@@ -1,11 +1,16 @@
-"""Write the flag pages of `docs/` from the dataclasses. `--check` writes nothing and fails when one is stale."""
+"""Write the flag pages of `docs/` from the dataclasses, and the tables of algorithms in them from those of the code.
+
+`--check` writes nothing and fails when one is stale.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from openrlhf.core.tables import ESTIMATORS, POLICY_LOSSES, Estimator
 from openrlhf.launcher.commands import LORA_COMBINER, SERVE_RM, TRAIN_DPO, TRAIN_PPO_RAY, TRAIN_RM, TRAIN_SFT, Command
 from openrlhf.launcher.flags import Flag
 from openrlhf.launcher.help_text import sections
@@ -46,6 +51,10 @@ understood where it means the same.
 
 TABLE = ("| flag | values | default | meaning |", "|---|---|---|---|")
 
+ALGORITHMS = DOCS / "rl_training.md"
+BLOCK = "<!-- {name}: written by scripts/flag_docs.py from core/tables.py -->"
+BLOCK_END = "<!-- end -->"
+
 SUPERVISED = (TRAIN_SFT, TRAIN_RM, TRAIN_DPO)
 
 
@@ -58,7 +67,53 @@ def pages() -> dict[Path, str]:
         DOCS / "flags.md": "\n".join([FLAGS_HEAD, *common]),
         DOCS / "supervised_flags.md": "\n".join([SUPERVISED_HEAD, *supervised]),
         DOCS / "flag_migration.md": "\n".join([MIGRATION_HEAD, *old]),
+        ALGORITHMS: with_tables(ALGORITHMS.read_text(encoding="utf-8")),
     }
+
+
+def with_tables(text: str) -> str:
+    """The page with its tables of estimators and policy losses renewed, between their marks."""
+    for name, lines in (("estimators", estimators()), ("policy losses", policy_losses())):
+        before, mark, rest = text.partition(BLOCK.format(name=name))
+        _, end, after = rest.partition(BLOCK_END)
+        assert mark, f"no mark for the {name}"
+        assert end, f"no end of the {name}"
+        text = "\n".join([before + mark, "", *lines, "", end + after])
+    return text
+
+
+def estimators() -> list[str]:
+    """The table of estimators."""
+    columns = ("name", "`--algo.advantage.estimator`", "advantage", "critic", "gamma", "whitened", "samples per prompt")
+    rows = [
+        (row.title, code(name), row.summary, *map(yes, (row.critic, row.discounts, row.whitens)), more(row), row.source)
+        for name, row in ESTIMATORS.items()
+    ]
+    return markdown(*columns, "source", rows=rows)
+
+
+def policy_losses() -> list[str]:
+    """The table of policy losses."""
+    rows = [
+        (row.title, code(name), row.summary, code(row.agg_mode or "") or "any", row.source)
+        for name, row in POLICY_LOSSES.items()
+    ]
+    return markdown("name", "`--actor.policy_loss_type`", "loss", "`--actor.loss_agg_mode`", "source", rows=rows)
+
+
+def markdown(*columns: str, rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table."""
+    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
+
+
+def more(row: Estimator) -> str:
+    """How many samples of a prompt an estimator takes."""
+    return f"{row.min_samples} or more"
+
+
+def yes(holds: bool) -> str:
+    """A fact in a table."""
+    return "yes" if holds else "no"
 
 
 def migration_part(title: str, *commands: Command) -> list[str]:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 import torch
 
-from openrlhf.core.advantages import ESTIMATORS, compute_advantages, whiten
-from openrlhf.core.config import AdvantageEstimator
+from openrlhf.core.advantages import compute_advantages, whiten
 from openrlhf.core.rewards import token_rewards
+from openrlhf.core.tables import ESTIMATORS
 from support.core_helpers import INF, NAN, check, mask, rows
 
-ALL: tuple[AdvantageEstimator, ...] = get_args(AdvantageEstimator)
-
-
-def test_the_six_estimators() -> None:
-    assert set(ESTIMATORS) == set(ALL)
-    assert len(ALL) == 6
+ALL = tuple(ESTIMATORS)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +53,7 @@ def test_gae_with_a_trailing_observation() -> None:  # B019
 
 
 @pytest.mark.parametrize("estimator", ALL)
-def test_inserted_environment_tokens_change_nothing(estimator: AdvantageEstimator) -> None:
+def test_inserted_environment_tokens_change_nothing(estimator: str) -> None:
     """GAE and returns on a gapped row equal those on the row without its gaps."""
     g = torch.Generator().manual_seed(3)
     rewards, values = torch.randn(1, 5, generator=g), torch.randn(1, 5, generator=g)
@@ -80,7 +73,7 @@ def test_inserted_environment_tokens_change_nothing(estimator: AdvantageEstimato
 
 # B017
 @pytest.mark.parametrize("estimator", [e for e in ALL if e != "gae"])
-def test_returns_flow_through_observations(estimator: AdvantageEstimator) -> None:
+def test_returns_flow_through_observations(estimator: str) -> None:
     adv, ret = compute_advantages(estimator, rows([0, 0, 0, 0, 0, 1]), mask([1, 1, 0, 0, 1, 1]))
     check(adv, [[1, 1, 0, 0, 1, 1]])
     check(ret, [[1, 1, 0, 0, 1, 1]])
@@ -100,7 +93,7 @@ def test_returns_by_definition(gamma: float) -> None:
 
 
 @pytest.mark.parametrize("estimator", ALL)
-def test_all_masked_and_empty(estimator: AdvantageEstimator) -> None:
+def test_all_masked_and_empty(estimator: str) -> None:
     for shape in [(2, 3), (0, 3), (2, 0)]:
         x = torch.full(shape, NAN)
         adv, ret = compute_advantages(estimator, x, torch.zeros(shape, dtype=torch.bool), x)
@@ -110,7 +103,7 @@ def test_all_masked_and_empty(estimator: AdvantageEstimator) -> None:
 
 
 @pytest.mark.parametrize("estimator", [e for e in ALL if e not in ("gae", "reinforce")])
-def test_gamma_with_an_estimator_that_does_not_use_it(estimator: AdvantageEstimator) -> None:
+def test_gamma_with_an_estimator_that_does_not_use_it(estimator: str) -> None:
     with pytest.raises(ValueError, match=r"--algo\.advantage\.gamma 0\.9"):
         compute_advantages(estimator, rows([1.0]), mask([1]), gamma=0.9)
 
@@ -119,7 +112,7 @@ def test_errors() -> None:
     with pytest.raises(ValueError, match="needs the values of a critic"):
         compute_advantages("gae", rows([1.0]), mask([1]))
     with pytest.raises(ValueError, match="'flash' is unknown"):
-        compute_advantages("flash", rows([1.0]), mask([1]))  # pyright: ignore[reportArgumentType]
+        compute_advantages("flash", rows([1.0]), mask([1]))
     with pytest.raises(ValueError, match=r"values must be \[B, T\]"):
         compute_advantages("gae", rows([1.0, 1.0]), mask([1, 1]), rows([1.0]))
     with pytest.raises(ValueError, match="must be a bool"):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from openrlhf.core.config import AdvantageConfig, KLEstimator, LossAggMode, PolicyLossConfig
+from openrlhf.core.config import AdvantageConfig, KLEstimator, PolicyLossConfig
 from openrlhf.core.kl import kl_estimate
 from openrlhf.core.logprobs import entropy_from_logits, logprobs_from_logits, token_logprobs
 from openrlhf.core.losses.policy import entropy_loss, kl_loss, policy_loss
@@ -18,6 +18,7 @@ from openrlhf.core.losses.preference import PairLogprobs, chosen_nll_loss, dpo_l
 from openrlhf.core.losses.reward_model import reward_model_loss
 from openrlhf.core.losses.sft import sft_loss
 from openrlhf.core.losses.value import value_loss
+from openrlhf.core.tables import LossAggMode
 
 MASK = torch.tensor([[0, 1, 1, 0, 1], [0, 0, 1, 1, 0], [0, 0, 0, 0, 0]], dtype=torch.bool)
 CORRECTED = {"is_correction_enable": True, "is_correction_threshold": (0.7, 1.4)}

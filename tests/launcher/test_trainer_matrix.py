@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from openrlhf.agents.types import PromptItem
-from openrlhf.core.config import AdvantageEstimator
+from openrlhf.core.tables import ESTIMATORS
 from openrlhf.launcher.trainer.protocols import SampleInfo
 from support.trainer_fakes import GOOD, FakeLearner, fake_run
 
@@ -41,9 +41,7 @@ def sampled(source: str) -> Any:
     return score
 
 
-@pytest.mark.parametrize(
-    ("estimator", "source", "pipeline"), list(product(get_args(AdvantageEstimator), SOURCES, PIPELINES))
-)
+@pytest.mark.parametrize(("estimator", "source", "pipeline"), list(product(tuple(ESTIMATORS), SOURCES, PIPELINES)))
 def test_two_steps(estimator: str, source: str, pipeline: str) -> None:
     run = fake_run(
         4,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from openrlhf.core.config import AdvantageConfig, AdvantageEstimator, AlgoConfig, KLConfig, PolicyLossConfig
+from openrlhf.core.config import AdvantageConfig, AlgoConfig, KLConfig, PolicyLossConfig
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import build
 from openrlhf.launcher.trainer.rank import RankTrainer, combine_sums, metric_names, scatter_trainable
@@ -22,7 +22,7 @@ REFERENCE = torch.zeros(2, 2)
 NO_KL = KLConfig(init_coef=0.0)
 
 
-def algo(estimator: AdvantageEstimator = "rloo", kl: KLConfig = NO_KL, **options: Any) -> AlgoConfig:
+def algo(estimator: str = "rloo", kl: KLConfig = NO_KL, **options: Any) -> AlgoConfig:
     return AlgoConfig(advantage=AdvantageConfig(estimator=estimator, **options), kl=kl)
 
 

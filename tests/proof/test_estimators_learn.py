@@ -8,13 +8,13 @@ import pytest
 from torch.multiprocessing.spawn import start_processes
 from warm_start import WarmStart, make_warm_start
 
+from openrlhf.core.tables import ESTIMATORS, POLICY_LOSSES
 from support.proof_ranks import Case, run_cases
 
-ESTIMATORS = ("gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 CASES = [
     Case(estimator=estimator, loss=loss, seed=seed)
     for estimator in ESTIMATORS
-    for loss in ("ppo", "gspo")
+    for loss in POLICY_LOSSES
     for seed in (1, 2, 3)
 ]
 

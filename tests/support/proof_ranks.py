@@ -23,13 +23,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from openrlhf.agents.types import PromptItem, StopReason, Trajectory, Turn
 from openrlhf.core.config import (
     AdvantageConfig,
-    AdvantageEstimator,
     AlgoConfig,
     KLConfig,
     PolicyLossConfig,
-    PolicyLossType,
     RewardShapingConfig,
 )
+from openrlhf.core.tables import estimator_row
 from openrlhf.launcher.trainer.plan import cut_mini_batches, split_over_ranks
 from openrlhf.launcher.trainer.protocols import Group, SampleInfo
 from openrlhf.launcher.trainer.rank import RankTrainer
@@ -53,8 +52,8 @@ POLICY_LR, CRITIC_LR = 5e-4, 1e-3
 class Case:
     """One training run."""
 
-    estimator: AdvantageEstimator
-    loss: PolicyLossType
+    estimator: str
+    loss: str
     seed: int
 
     @property
@@ -178,7 +177,7 @@ class Run:
         self.case = case
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.policy = build_trainer(Role.POLICY, case, model_path)
-        self.critic = build_trainer(Role.CRITIC, case, model_path) if case.estimator == "gae" else None
+        self.critic = build_trainer(Role.CRITIC, case, model_path) if estimator_row(case.estimator).critic else None
         self.sampler = Sampler(model_path)
         self.rewards: list[float] = []
 

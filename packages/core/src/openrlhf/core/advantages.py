@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from openrlhf.core.config import DISCOUNTED_ESTIMATORS, AdvantageEstimator
 from openrlhf.core.masks import check_rows, select
+from openrlhf.core.tables import ESTIMATORS, Returns, estimator_row
 
 MIN_VARIANCE = 1e-8
 """Whitening divides by sqrt(max(variance, MIN_VARIANCE))."""
@@ -24,7 +24,7 @@ def identity(x: Tensor) -> Tensor:
 
 
 def compute_advantages(
-    estimator: AdvantageEstimator,
+    estimator: str,
     token_rewards: Tensor,
     action_mask: Tensor,
     values: Tensor | None = None,
@@ -34,24 +34,26 @@ def compute_advantages(
     """(advantages, returns), each [B, T] in the dtype of token_rewards, 0 where not action_mask.
 
     token_rewards, action_mask (bool), values: [B, T]. Under the mask they are ignored, whatever they hold.
-    gae: generalised advantage estimation with `values` (see `gae`); returns = advantages + values. The advantages of
-    PPO (Schulman et al., 2017).
-    All others: the discounted return from here on (see `discounted_returns`), for both. reinforce: REINFORCE++ (Hu et
-    al., 2025). rloo, group_norm, dr_grpo, reinforce_baseline differ in what `rewards.group_baseline` made of the
-    rewards before; unlike in their papers a KL penalty may be among the token rewards, after the baseline.
+    The estimator's row says which of `RETURNS` it takes: with a critic `gae`, else the discounted return from here on
+    (see `discounted_returns`), for both results. Estimators that compare the samples of a prompt differ in what
+    `rewards.group_baseline` made of the rewards before; unlike in their papers a KL penalty may be among the token
+    rewards, after the baseline.
 
     Raises:
-        ValueError: gamma != 1 with an estimator that does not use it, gae without values, an unknown estimator.
+        ValueError: gamma != 1 with an estimator that does not use it, a critic's estimator without values, an unknown
+            estimator.
     """
+    row = estimator_row(estimator)
     check_rows(action_mask, token_rewards=token_rewards, values=values)
-    if estimator not in ESTIMATORS:
-        raise ValueError(f"--algo.advantage.estimator {estimator!r} is unknown: choose one of {sorted(ESTIMATORS)}")
-    if gamma != 1.0 and estimator not in DISCOUNTED_ESTIMATORS:
+    if gamma != 1.0 and not row.discounts:
+        using = " and ".join(name for name, other in ESTIMATORS.items() if other.discounts)
         raise ValueError(
-            f"--algo.advantage.gamma {gamma!r} is used by gae and reinforce only: leave it at 1 with "
+            f"--algo.advantage.gamma {gamma!r} is used by {using} only: leave it at 1 with "
             f"--algo.advantage.estimator {estimator!r}"
         )
-    advantages, returns = ESTIMATORS[estimator](token_rewards, action_mask, values, gamma, lambd)
+    if row.critic and values is None:
+        raise ValueError(f"--algo.advantage.estimator {estimator!r} needs the values of a critic, got None")
+    advantages, returns = RETURNS[row.returns](token_rewards, action_mask, values, gamma, lambd)
     return advantages.to(token_rewards.dtype), returns.to(token_rewards.dtype)
 
 
@@ -126,15 +128,7 @@ def _next_value(values: Tensor, action_mask: Tensor) -> Tensor:
     return torch.stack(columns[::-1], -1) if columns else torch.zeros_like(values)
 
 
-def _gae(
-    token_rewards: Tensor, action_mask: Tensor, values: Tensor | None, gamma: float, lambd: float
-) -> tuple[Tensor, Tensor]:
-    if values is None:
-        raise ValueError("--algo.advantage.estimator 'gae' needs the values of a critic, got None")
-    return gae(token_rewards, action_mask, values, gamma, lambd)
-
-
-def _monte_carlo(
+def _discounted(
     token_rewards: Tensor, action_mask: Tensor, values: Tensor | None, gamma: float, lambd: float
 ) -> tuple[Tensor, Tensor]:
     del values, lambd
@@ -142,11 +136,5 @@ def _monte_carlo(
     return returns, returns
 
 
-ESTIMATORS: dict[str, Callable[[Tensor, Tensor, Tensor | None, float, float], tuple[Tensor, Tensor]]] = {
-    "gae": _gae,
-    "reinforce": _monte_carlo,
-    "reinforce_baseline": _monte_carlo,
-    "rloo": _monte_carlo,
-    "group_norm": _monte_carlo,
-    "dr_grpo": _monte_carlo,
-}
+RETURNS: dict[Returns, Callable[..., tuple[Tensor, Tensor]]] = {"gae": gae, "discounted": _discounted}
+"""(token_rewards, action_mask, values, gamma, lambd) -> (advantages, returns), [B, T]."""

@@ -1,6 +1,7 @@
 """What the algorithms can be told: one dataclass per part of a flag section. Imports no ML library.
 
 The docstring under a field is the help text of its flag; names, types and defaults are those of the command line.
+Where metadata names a table as `choices`, its names are the values, and the rows' `help` follows the text.
 """
 
 from __future__ import annotations
@@ -8,20 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-AdvantageEstimator = Literal["gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo"]
+from openrlhf.core.tables import (
+    ESTIMATORS,
+    POLICY_LOSSES,
+    Estimator,
+    LossAggMode,
+    PolicyLoss,
+    estimator_row,
+    policy_loss_row,
+)
+
 CorrectionType = Literal["tis", "icepop", "seq-mask-tis"]
 KLEstimator = Literal["k1", "k2", "k3"]
-LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-PolicyLossType = Literal["ppo", "gspo"]
-
-GROUP_ESTIMATORS: tuple[AdvantageEstimator, ...] = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
-"""Estimators that compare the samples of one prompt: they need n_samples_per_prompt > 1."""
-
-DISCOUNTED_ESTIMATORS: tuple[AdvantageEstimator, ...] = ("gae", "reinforce")
-"""Estimators that use gamma; with another one gamma != 1 is an error."""
-
-WHITENED_ESTIMATORS: tuple[AdvantageEstimator, ...] = ("gae", "reinforce", "reinforce_baseline")
-"""Estimators whose advantages are whitened over the rollout batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +37,8 @@ class PolicyLossConfig:
     """Dual-clip constant c > 1 (typically 3): bounds the loss of a token with negative advantage by c times it.
     None: off."""
 
-    policy_loss_type: PolicyLossType = "ppo"
-    """ppo: one ratio per token. gspo: one ratio per sequence, the geometric mean over its tokens; implies
-    loss_agg_mode seq-mean-token-mean."""
+    policy_loss_type: str = field(default="ppo", metadata={"choices": POLICY_LOSSES})
+    """The loss of the policy."""
 
     loss_agg_mode: LossAggMode = "token-mean"
     """How token losses become one number per optimiser step. token-mean: mean over all trainable tokens of all
@@ -52,6 +50,19 @@ class PolicyLossConfig:
 
     aux_loss_coef: float = 0.0
     """Weight of the load-balancing loss of mixture-of-experts models, for policy and critic. 0: off."""
+
+    @property
+    def loss(self) -> PolicyLoss:
+        """The row of the loss; ValueError for an unknown one."""
+        return policy_loss_row(self.policy_loss_type)
+
+    @property
+    def agg_mode_conflicts(self) -> bool:
+        """Whether the user chose another aggregation than the one that belongs to the loss."""
+        return self.loss.agg_mode is not None and self.loss_agg_mode not in (
+            self.loss.agg_mode,
+            PolicyLossConfig.loss_agg_mode,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +77,19 @@ class ValueLossConfig:
 class AdvantageConfig:
     """Advantages and off-policy correction: `--algo.advantage.*`."""
 
-    estimator: AdvantageEstimator = "gae"
-    """gae: PPO with a critic. reinforce: REINFORCE++. rloo: leave-one-out baseline. reinforce_baseline: REINFORCE++
-    with the group mean as baseline. group_norm: GRPO. dr_grpo: GRPO without division by the group's std. Only gae
-    has a critic; rloo, reinforce_baseline, group_norm and dr_grpo need rollout.n_samples_per_prompt > 1."""
+    estimator: str = field(default="gae", metadata={"choices": ESTIMATORS})
+    """How rewards become advantages. In brackets: whether there is a critic, whether gamma is used, whether samples of
+    one prompt are compared (groups, which need rollout.n_samples_per_prompt > 1), and whether advantages are whitened
+    over the rollout batch."""
 
     gamma: float = 1.0
-    """Discount per trainable token. Used by gae and reinforce; another value than 1 is an error with the others."""
+    """Discount per trainable token. Another value than 1 is an error with an estimator that does not use it."""
 
     lambd: float = 1.0
     """Lambda of generalised advantage estimation. Lower trades bias for variance."""
 
     no_std_norm: bool = False
-    """Centre the advantages but do not divide them by their std (gae, reinforce, reinforce_baseline)."""
+    """Where advantages are whitened: centre them, but do not divide them by their std."""
 
     is_correction_enable: bool = False
     """Weight the policy loss by the ratio of training engine to rollout engine probabilities."""
@@ -89,6 +100,11 @@ class AdvantageConfig:
 
     is_correction_threshold: tuple[float, float] = (0.5, 5.0)
     """Bounds (low, high) of the ratio."""
+
+    @property
+    def row(self) -> Estimator:
+        """The row of the estimator; ValueError for an unknown one."""
+        return estimator_row(self.estimator)
 
 
 @dataclass(frozen=True, kw_only=True)

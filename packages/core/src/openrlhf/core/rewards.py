@@ -8,17 +8,18 @@ scored: they are left out of every statistic and get advantage 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from openrlhf.core.config import GROUP_ESTIMATORS, AdvantageEstimator, RewardShapingConfig
+from openrlhf.core.config import RewardShapingConfig
 from openrlhf.core.masks import at_least_fp32, check_rows, check_vectors, select
+from openrlhf.core.tables import Baseline, estimator_row
 
 GROUP_STD_EPS = 1e-9
-"""Added to the group's std in group_norm: a group of equal rewards gets advantage 0."""
+"""Added to the group's std by mean_std: a group of equal rewards gets advantage 0."""
 
 _MIN_STD = 1e-8
 
@@ -165,8 +166,16 @@ class GroupBaseline:
     group_std: float
 
 
+BASELINES: dict[Baseline, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "mean": lambda centred, n, std: centred,
+    "mean_std": lambda centred, n, std: centred / (std + GROUP_STD_EPS),
+    "leave_one_out": lambda centred, n, std: centred * (n / (n - 1).clamp_min(1)),
+}
+"""Per sample [N], float64: its reward less its group's mean, the group's valid samples, the group's unbiased std."""
+
+
 def group_baseline(
-    estimator: AdvantageEstimator,
+    estimator: str,
     rewards: Tensor,
     group_ids: Sequence[Hashable] | Tensor,
     valid: Tensor | None = None,
@@ -184,8 +193,9 @@ def group_baseline(
     groups with fewer than two survivors where the estimator compares samples.
 
     Raises:
-        ValueError: shapes that differ.
+        ValueError: shapes that differ, an unknown estimator.
     """
+    row = estimator_row(estimator)
     check_vectors(rewards=rewards, valid=valid)
     ids = group_ids.tolist() if isinstance(group_ids, Tensor) else list(group_ids)
     if len(ids) != len(rewards):
@@ -193,23 +203,14 @@ def group_baseline(
     numbers = {group: i for i, group in enumerate(dict.fromkeys(ids))}
     group = torch.tensor([numbers[g] for g in ids], dtype=torch.long, device=rewards.device)
     ok = _usable(rewards, valid)
-    needed = 2 if estimator in GROUP_ESTIMATORS else 1
     n, centred, std = _group_stats(rewards, group, len(numbers), ok)
-    keep = ok & (n >= needed)[group]
-
-    if estimator not in GROUP_ESTIMATORS:
-        out = rewards.double()
-    elif estimator == "rloo":
-        out = centred * (n / (n - 1).clamp_min(1))[group]
-    elif estimator == "group_norm":
-        out = centred / (std + GROUP_STD_EPS)[group]
-    else:
-        out = centred
+    keep = ok & (n >= row.min_samples)[group]
+    out = rewards.double() if row.baseline is None else BASELINES[row.baseline](centred, n[group], std[group])
     compared = n >= 2
     return GroupBaseline(
         rewards=select(out, keep).to(at_least_fp32(rewards).dtype),
         keep=keep,
-        dropped_groups=int((n < needed).sum()),
+        dropped_groups=int((n < row.min_samples).sum()),
         group_std=float(std[compared].mean()) if bool(compared.any()) else 0.0,
     )
 

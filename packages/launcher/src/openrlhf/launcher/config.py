@@ -51,7 +51,7 @@ class ActorConfig(PolicyLossConfig, OptimConfig, ModelConfig, PlacementConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CriticConfig(ValueLossConfig, OptimConfig, ModelConfig, PlacementConfig):
-    """The critic, which only `--algo.advantage.estimator gae` has."""
+    """The critic; which estimators have one is said in `openrlhf.core.tables`."""
 
     adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=9e-6))
     model_name_or_path: str | None = None
@@ -253,7 +253,7 @@ class TrainPPOConfig:
     @property
     def has_critic(self) -> bool:
         """Whether the run trains a critic."""
-        return self.algo.advantage.estimator == "gae"
+        return self.algo.advantage.row.critic
 
     @property
     def has_reference(self) -> bool:

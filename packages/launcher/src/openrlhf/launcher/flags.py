@@ -44,6 +44,8 @@ class Shape:
     optional: bool = False
     choices: tuple[str, ...] = ()
     words: Mapping[str, Any] = field(default_factory=dict)
+    meanings: str = ""
+    """What the choices mean, where a table has them."""
 
     @property
     def hint(self) -> str:
@@ -129,10 +131,10 @@ class Flag:
 
     @property
     def help(self) -> str:
-        """The docstring under the field."""
+        """The docstring under the field, and what its choices mean."""
         if self.off:
             return f"Switches --{self.path} off."
-        return field_help(self.owner, self.path.rsplit(".", 1)[-1])
+        return f"{field_help(self.owner, self.path.rsplit('.', 1)[-1])} {self.shape.meanings}".rstrip()
 
     def parse(self, tokens: Sequence[str]) -> Any:
         """The value that these words of the command line mean."""
@@ -158,7 +160,7 @@ def flags_of(config: object, *, hidden: Callable[[str], bool] = lambda path: Fal
     for path, owner, spec, value in _leaves(config, ""):
         if hidden(path):
             continue
-        shape = _shape(_hints(owner)[spec.name], spec.metadata.get("words", {}))
+        shape = _shape(_hints(owner)[spec.name], spec.metadata.get("words", {}), spec.metadata.get("choices", {}))
         required = bool(spec.metadata.get("required"))
         flags[path] = Flag(name=path, path=path, shape=shape, default=value, owner=owner, required=required)
         if value is True:
@@ -227,7 +229,10 @@ def _hints(owner: type) -> dict[str, Any]:
     return typing.get_type_hints(owner)
 
 
-def _shape(annotation: Any, words: Mapping[str, Any]) -> Shape:
+def _shape(annotation: Any, words: Mapping[str, Any], table: Mapping[str, Any]) -> Shape:
+    """table: the rows by name where these are the values of the flag, each with a `help`."""
+    if table:
+        return Shape(base=str, choices=tuple(table), meanings=" ".join(f"{n}: {row.help}." for n, row in table.items()))
     optional = False
     if typing.get_origin(annotation) in (Union, types.UnionType):
         members = [a for a in typing.get_args(annotation) if a is not type(None)]

@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from openrlhf.core.tables import ESTIMATORS, POLICY_LOSSES, Estimator, PolicyLoss
+
 DAPO = "--algo.dynamic_filtering_enable --actor.eps_clip_low_high 0.2 0.28 --algo.kl.init_coef 0"
 NOT_BUILT = "is not built"
 
 
 def _same(value: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), f"it is called {value!r} here")
+
+
+def _aliases(table: Mapping[str, Estimator] | Mapping[str, PolicyLoss]) -> dict[str, str]:
+    return {alias: text for name, row in table.items() for alias, text in _same(name, row.aliases).items()}
 
 
 _DTYPES = {
@@ -30,16 +36,7 @@ _NEAR = f"this baseline {NOT_BUILT}; 'rloo' and 'reinforce_baseline' are near"
 
 KNOWN: Mapping[str, Mapping[str, str]] = {
     "algo.advantage.estimator": {
-        **_same("gae", "ppo a2c actorcritic critic vapo"),
-        **_same("group_norm", "grpo groupnorm grouprelative groupmean groupstd"),
-        **_same("dr_grpo", "drgrpo grpodoneright"),
-        **_same("reinforce", "reinforce++ reinforceplusplus reinforcepp rpp pg policygradient"),
-        **_same(
-            "reinforce_baseline",
-            "reinforce++baseline reinforceplusplusbaseline reinforceppbaseline reinforcebaseline++ rppbaseline"
-            " baseline groupbaseline",
-        ),
-        **_same("rloo", "leaveoneout loo reinforceleaveoneout"),
+        **_aliases(ESTIMATORS),
         "rloo++": "RLOO is 'rloo' here, and REINFORCE++-baseline 'reinforce_baseline'",
         "dapo": f"DAPO is 'group_norm' with {DAPO}",
         "gspo": "GSPO is 'group_norm' with --actor.policy_loss_type gspo",
@@ -50,7 +47,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "dpo": "preference training is another command: python3 -m openrlhf.cli.train_dpo",
     },
     "actor.policy_loss_type": {
-        **_same("ppo", "clip ppoclip dualclip vanilla reinforce reinforce++ rloo gae"),
+        **_aliases(POLICY_LOSSES),
         "grpo": "GRPO's loss is 'ppo', with --algo.advantage.estimator group_norm",
         "drgrpo": "Dr. GRPO's loss is 'ppo', with --algo.advantage.estimator dr_grpo and "
         "--actor.loss_agg_mode seq-mean-token-sum-norm",

@@ -192,8 +192,9 @@ def _models(c: P, m: Machine) -> Iterator[Change]:
 
 
 def _implied(c: P, m: Machine) -> Iterator[Change]:
-    if c.actor.policy_loss_type == "gspo" and c.actor.loss_agg_mode == "token-mean":
-        note = "--actor.policy_loss_type gspo sets --actor.loss_agg_mode seq-mean-token-mean"
-        yield Change("actor.loss_agg_mode", "seq-mean-token-mean", note)
+    mode = c.actor.loss.agg_mode
+    if mode not in (None, c.actor.loss_agg_mode) and not c.actor.agg_mode_conflicts:
+        note = f"--actor.policy_loss_type {c.actor.policy_loss_type} sets --actor.loss_agg_mode {mode}"
+        yield Change("actor.loss_agg_mode", mode, note)
     if c.train.async_enable and c.train.max_staleness is None:
         yield Change("train.max_staleness", c.train.async_queue_size)

@@ -10,24 +10,23 @@ from typing import assert_never
 
 from torch import Tensor
 
-from openrlhf.core.config import LossAggMode, PolicyLossConfig
+from openrlhf.core.config import PolicyLossConfig
 from openrlhf.core.masks import check_rows, masked_sum, row_mean
+from openrlhf.core.tables import LossAggMode
 
 
 def effective_agg_mode(config: PolicyLossConfig) -> LossAggMode:
-    """The aggregation of the policy loss: gspo averages per sequence, then over sequences (GSPO paper, eq. 5).
+    """The aggregation of the policy loss: that of its row, else the configured one.
 
     Raises:
-        ValueError: gspo together with seq-mean-token-sum-norm.
+        ValueError: another aggregation was chosen than the one that belongs to the loss.
     """
-    if config.policy_loss_type != "gspo":
-        return config.loss_agg_mode
-    if config.loss_agg_mode == "seq-mean-token-sum-norm":
+    if config.agg_mode_conflicts:
         raise ValueError(
-            "--actor.policy_loss_type 'gspo' averages over each sequence and excludes --actor.loss_agg_mode "
-            "'seq-mean-token-sum-norm': leave --actor.loss_agg_mode out"
+            f"--actor.policy_loss_type {config.policy_loss_type!r} is aggregated by {config.loss.agg_mode!r} and "
+            f"excludes --actor.loss_agg_mode {config.loss_agg_mode!r}: leave --actor.loss_agg_mode out"
         )
-    return "seq-mean-token-mean"
+    return config.loss.agg_mode or config.loss_agg_mode
 
 
 def loss_count(action_mask: Tensor, agg_mode: LossAggMode, agg_constant: float = 1.0) -> float:

@@ -1,9 +1,12 @@
-"""Policy-gradient losses: clipped surrogate per token (PPO) or per sequence (GSPO), KL and entropy terms.
+"""Policy-gradient losses: a surrogate of probability ratios (rows of `tables.POLICY_LOSSES`), KL and entropy terms.
 
 Every loss is a sum over units with their count; nothing is averaged here. Collectives and logging are the caller's.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,6 +17,7 @@ from openrlhf.core.losses.aggregate import aggregate, effective_agg_mode, loss_c
 from openrlhf.core.losses.correction import LOG_RATIO_LIMIT, Correction, correction_weights
 from openrlhf.core.losses.output import LossOutput
 from openrlhf.core.masks import at_least_fp32, check_rows, masked_sum, row_mean, select
+from openrlhf.core.tables import Ratio, Surrogate
 
 Metrics = dict[str, tuple[Tensor | float, float]]
 
@@ -29,12 +33,10 @@ def policy_loss(
     correction: AdvantageConfig | None = None,
     agg_constant: float = 1.0,
 ) -> LossOutput:
-    """Clipped surrogate loss; all tensors [B, T], action_mask bool, gradient to `logprobs` only.
+    """Surrogate loss; all tensors [B, T], action_mask bool, gradient to `logprobs` only.
 
-    rho = exp(clamp(logprobs - old_logprobs, -20, 20)); token loss = -min(rho A, clip(rho, 1 - low, 1 + high) A)
-    (Schulman et al., PPO, 2017, eq. 7; own high: Yu et al., DAPO, 2025, section 3.1). With dual_clip c > 1,
-    where A < 0: -max(that minimum, c A) (Ye et al., "Mastering Complex Control in MOBA Games", 2020).
-    gspo: rho is one per sequence, exp of the mean log-ratio over its trainable tokens (Zheng et al., 2025, eq. 7).
+    The row of config.policy_loss_type says which of `RATIOS` makes the log-ratio and which of `SURROGATES` the token
+    loss from rho = exp(clamp(log-ratio, -20, 20)).
     With `correction` enabled the token loss is multiplied by `correction_weights` of rollout_logprobs; rejected tokens
     have loss and gradient exactly 0 and stay in the count. Aggregation: config.loss_agg_mode, see `aggregate`.
     Differs from the papers in the clamp of the log-ratio, which bounds the loss of a token with negative advantage.
@@ -49,17 +51,23 @@ def policy_loss(
     check_rows(action_mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
     check_rows(action_mask, rollout_logprobs=rollout_logprobs)
     mode = effective_agg_mode(config)
+    loss, surrogate = config.loss, SURROGATES[config.loss.surrogate]
     advantages = select(advantages.detach(), action_mask)
     log_ratio = select(at_least_fp32(logprobs) - at_least_fp32(old_logprobs.detach()), action_mask)
     raw_log_ratio = log_ratio.detach()
 
     fix = _correction(old_logprobs, rollout_logprobs, action_mask, config, correction)
-    if fix is not None:  # gspo rejects whole sequences
-        log_ratio = select(log_ratio, fix.keep)
-    token_loss, _ = _clipped_surrogate(_ratio(log_ratio, action_mask, config), advantages, config)
-    _, clipped = _clipped_surrogate(_ratio(raw_log_ratio, action_mask, config), advantages, config)
-    if fix is not None:
+
+    def terms(log_ratio: Tensor) -> SurrogateTerms:
+        ratio = RATIOS[loss.ratio](log_ratio, action_mask).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        return SurrogateTerms(ratio=ratio, advantages=advantages, logprobs=logprobs, old_logprobs=old_logprobs)
+
+    if fix is None:
+        token_loss, clipped = surrogate(terms(log_ratio), config)
+    else:  # rejected tokens leave the ratio of a sequence, and stay in the share of clipped ones
+        token_loss, _ = surrogate(terms(select(log_ratio, fix.keep)), config)
         token_loss = select(token_loss * fix.weights, fix.keep)
+        _, clipped = surrogate(terms(raw_log_ratio), config)
 
     total = aggregate(token_loss, action_mask, mode, agg_constant)
     count = loss_count(action_mask, mode, agg_constant)
@@ -112,19 +120,37 @@ def _correction(
         return None
     if rollout_logprobs is None:
         raise ValueError("--algo.advantage.is_correction_enable needs the log-probs of the rollout engine, got None")
-    sequence_level = config.policy_loss_type == "gspo"
-    return correction_weights(old_logprobs, rollout_logprobs, action_mask, correction, sequence_level=sequence_level)
+    return correction_weights(
+        old_logprobs, rollout_logprobs, action_mask, correction, sequence_level=config.loss.per_sequence
+    )
 
 
-def _ratio(log_ratio: Tensor, action_mask: Tensor, config: PolicyLossConfig) -> Tensor:
-    """Probability ratios [B, T], for gspo the same one on all tokens of a sequence."""
-    if config.policy_loss_type == "gspo":
-        log_ratio = row_mean(log_ratio, action_mask).unsqueeze(-1).expand_as(log_ratio)
-    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+@dataclass(frozen=True, kw_only=True)
+class SurrogateTerms:
+    """What a surrogate is made of, [B, T], off the action mask without meaning.
+
+    ratio: of new to old probability, in the form that the loss's row names. advantages: without gradient.
+    logprobs, old_logprobs: as `policy_loss` got them, for surrogates that need more than their ratio.
+    """
+
+    ratio: Tensor
+    advantages: Tensor
+    logprobs: Tensor
+    old_logprobs: Tensor
 
 
-def _clipped_surrogate(ratio: Tensor, advantages: Tensor, config: PolicyLossConfig) -> tuple[Tensor, Tensor]:
-    """Token loss [B, T] and where the ratio clip decided it [B, T] bool."""
+def _sequence_ratio(log_ratio: Tensor, action_mask: Tensor) -> Tensor:
+    """The mean log-ratio over a sequence's trainable tokens, on all of them (Zheng et al., GSPO, 2025, eq. 7)."""
+    return row_mean(log_ratio, action_mask).unsqueeze(-1).expand_as(log_ratio)
+
+
+def _clip(terms: SurrogateTerms, config: PolicyLossConfig) -> tuple[Tensor, Tensor]:
+    """-min(rho A, clip(rho, 1 - low, 1 + high) A), and where the clip decides it.
+
+    Schulman et al., PPO, 2017, eq. 7; own high: Yu et al., DAPO, 2025, section 3.1. With dual_clip c > 1, where A < 0:
+    -max(that minimum, c A) (Ye et al., "Mastering Complex Control in MOBA Games", 2020).
+    """
+    ratio, advantages = terms.ratio, terms.advantages
     low, high = config.eps_clip_low_high or (config.eps_clip, config.eps_clip)
     if not (0 <= low <= 1 and high >= 0):
         raise ValueError(
@@ -144,3 +170,13 @@ def _clipped_surrogate(ratio: Tensor, advantages: Tensor, config: PolicyLossConf
 def _rollout_metrics(old_logprobs: Tensor, rollout_logprobs: Tensor, action_mask: Tensor, tokens: float) -> Metrics:
     diff = select(at_least_fp32(rollout_logprobs.detach()) - at_least_fp32(old_logprobs.detach()), action_mask)
     return {"vllm_kl": (diff.sum(), tokens), "logprobs_diff": (diff.abs().sum(), tokens)}
+
+
+RATIOS: dict[Ratio, Callable[[Tensor, Tensor], Tensor]] = {
+    "token": lambda log_ratio, action_mask: log_ratio,
+    "sequence": _sequence_ratio,
+}
+"""(log-ratios of tokens, action mask) -> log-ratios that the loss is about; all [B, T]."""
+
+SURROGATES: dict[Surrogate, Callable[[SurrogateTerms, PolicyLossConfig], tuple[Tensor, Tensor]]] = {"clip": _clip}
+"""Token loss [B, T], and [B, T] bool: where a bound of the loss decided it (the metric ppo_clip_ratio)."""

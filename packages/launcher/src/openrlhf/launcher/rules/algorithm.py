@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from openrlhf.core.config import DISCOUNTED_ESTIMATORS, GROUP_ESTIMATORS
+from openrlhf.core.tables import ESTIMATORS
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.known_names import no_such
 from openrlhf.launcher.machine import Machine
@@ -20,7 +20,7 @@ NS_STEPS = 5
 
 def groups_need_samples(c: P, m: Machine) -> Found:
     """Estimators that compare samples of one prompt need several."""
-    if c.algo.advantage.estimator in GROUP_ESTIMATORS and c.rollout.n_samples_per_prompt < 2:
+    if c.algo.advantage.row.groups and c.rollout.n_samples_per_prompt < c.algo.advantage.row.min_samples:
         yield broken(
             c,
             "algo.advantage.estimator rollout.n_samples_per_prompt",
@@ -29,39 +29,46 @@ def groups_need_samples(c: P, m: Machine) -> Found:
         )
 
 
-def critic_only_with_gae(c: P, m: Machine) -> Found:
+def critic_exists(c: P, m: Machine) -> Found:
     """Flags of a critic that does not exist."""
     if c.has_critic:
         return
+    having = " or ".join(with_critic())
     for name, default in (("model_name_or_path", None), ("freezing_steps", -1), ("save_value_network", False)):
         if getattr(c.critic, name) != default:
             yield broken(
                 c,
                 f"critic.{name} algo.advantage.estimator",
-                "only the estimator gae has a critic",
-                f"leave --critic.{name} out or use --algo.advantage.estimator gae",
+                f"only the estimator {having} has a critic",
+                f"leave --critic.{name} out or use --algo.advantage.estimator {having}",
             )
+
+
+def with_critic(having: bool = True) -> list[str]:
+    """The names of the estimators that have (or do not have) a critic."""
+    return [name for name, row in ESTIMATORS.items() if row.critic is having]
 
 
 def gamma_is_used(c: P, m: Machine) -> Found:
     """A discount that the estimator does not use."""
-    if c.algo.advantage.gamma != 1 and c.algo.advantage.estimator not in DISCOUNTED_ESTIMATORS:
+    if c.algo.advantage.gamma != 1 and not c.algo.advantage.row.discounts:
         yield broken(
             c,
             "algo.advantage.gamma algo.advantage.estimator",
-            f"only {' and '.join(DISCOUNTED_ESTIMATORS)} discount",
+            f"only {' and '.join(name for name, row in ESTIMATORS.items() if row.discounts)} discount",
             "--algo.advantage.gamma 1",
         )
 
 
-def gspo_mean(c: P, m: Machine) -> Found:
-    """GSPO implies its own mean."""
-    if c.actor.policy_loss_type == "gspo" and c.actor.loss_agg_mode == "seq-mean-token-sum-norm":
+def loss_has_its_mean(c: P, m: Machine) -> Found:
+    """Another aggregation than the one that belongs to the loss."""
+    if c.actor.agg_mode_conflicts:
+        unit = "token" if c.actor.loss.agg_mode == "token-mean" else "sequence"
         yield broken(
             c,
             "actor.policy_loss_type actor.loss_agg_mode",
-            "gspo has one ratio per sequence and takes the mean per sequence",
-            "--actor.loss_agg_mode seq-mean-token-mean",
+            f"{c.actor.policy_loss_type} has one ratio per {c.actor.loss.ratio} and takes the mean per {unit}",
+            f"--actor.loss_agg_mode {c.actor.loss.agg_mode}",
         )
 
 
@@ -179,9 +186,9 @@ def muon_limits(c: object, prefix: str) -> Found:
 
 RULES: tuple[Rule, ...] = (
     groups_need_samples,
-    critic_only_with_gae,
+    critic_exists,
     gamma_is_used,
-    gspo_mean,
+    loss_has_its_mean,
     ratio_bounds,
     filtering,
     overlong,

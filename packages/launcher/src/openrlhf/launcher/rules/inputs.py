@@ -8,6 +8,7 @@ from pathlib import Path
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import values_of
 from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.rules.algorithm import with_critic
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
 
 P = TrainPPOConfig
@@ -144,7 +145,7 @@ def images(c: P, m: Machine) -> Found:
         return
     name = "data.max_images_per_prompt"
     if c.has_critic:
-        fix = "--algo.advantage.estimator reinforce_baseline, rloo or group_norm"
+        fix = f"--algo.advantage.estimator with one of {', '.join(with_critic(False))}"
         yield broken(c, f"{name} algo.advantage.estimator", "the critic reads no images", fix)
     if c.ds.packing_samples:
         problem = "packed samples lose the places of their images"

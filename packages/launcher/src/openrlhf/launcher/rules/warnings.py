@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.placement import data_parallel_ranks, engines_share
+from openrlhf.launcher.rules.algorithm import with_critic
 from openrlhf.launcher.rules.violation import setting, value_at
 
 SEARCHED = 100_000
@@ -103,7 +104,7 @@ def idle_flags(c: P, m: Machine) -> Warnings:
         ("critic.optim muon", c.critic.optim == "muon", "critic.muon.lr critic.muon.momentum"),
         ("logger.wandb.key", c.logger.wandb.key is not None, _WANDB),
         ("eval.steps", c.eval.steps > 0, "eval.split eval.temperature eval.n_samples_per_prompt"),
-        ("algo.advantage.estimator gae", c.has_critic, _CRITIC),
+        (f"algo.advantage.estimator {' or '.join(with_critic())}", c.has_critic, _CRITIC),
         ("reward.model_name_or_path", c.has_reward_model, "reward.num_nodes reward.offload"),
         ("algo.kl.init_coef above 0", c.has_reference, "ref.offload"),
     ):

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from openrlhf.agents.types import PromptItem
-from openrlhf.core.config import GROUP_ESTIMATORS
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.trainer.protocols import Group, SampleInfo
 from openrlhf.rollout.failure_share import FailureShare
@@ -73,7 +72,7 @@ def group_rules(config: TrainPPOConfig) -> GroupRules:
         in_flight=in_flight,
         by_arrival=config.train.async_enable,
         score_range=algo.dynamic_filtering_range if algo.dynamic_filtering_enable else None,
-        min_survivors=2 if algo.advantage.estimator in GROUP_ESTIMATORS else 1,
+        min_survivors=algo.advantage.row.min_samples,
         max_failed_fraction=rollout.max_failed_fraction,
     )
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from openrlhf.agents.types import Trajectory
 from openrlhf.core.advantages import compute_advantages, whiten
 from openrlhf.core.batch import Batch
-from openrlhf.core.config import WHITENED_ESTIMATORS
 from openrlhf.core.kl import kl_estimate
 from openrlhf.core.rewards import token_rewards
 from openrlhf.launcher.trainer.experience import build_batch
@@ -127,7 +126,7 @@ class RankTrainer:
             gamma=algo.advantage.gamma,
             lambd=algo.advantage.lambd,
         )
-        if algo.advantage.estimator in WHITENED_ESTIMATORS:
+        if algo.advantage.row.whitens:
             advantages = whiten(
                 advantages,
                 batch.action_mask,

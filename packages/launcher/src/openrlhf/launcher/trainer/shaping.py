@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import torch
 
 from openrlhf.agents.types import StopReason
-from openrlhf.core.config import GROUP_ESTIMATORS, AdvantageEstimator, RewardShapingConfig
+from openrlhf.core.config import RewardShapingConfig
 from openrlhf.core.rewards import RunningRewardNorm, group_baseline, shape_rewards
+from openrlhf.core.tables import estimator_row
 from openrlhf.launcher.logging.values import nan_mean
 from openrlhf.launcher.trainer.protocols import Group, SampleInfo, SampleRef
 
@@ -34,7 +35,7 @@ def flatten(groups: Sequence[Group]) -> list[tuple[Group, int, SampleInfo]]:
 def shape_groups(
     groups: Sequence[Group],
     *,
-    estimator: AdvantageEstimator,
+    estimator: str,
     shaping: RewardShapingConfig,
     max_response_len: int,
     norm: RunningRewardNorm | None,
@@ -67,7 +68,7 @@ def shape_groups(
         if valid and s.num_trainable > 0
     ]
     metrics = sample_metrics(groups, raw.tolist(), shaped.tolist())
-    if estimator in GROUP_ESTIMATORS:
+    if estimator_row(estimator).groups:
         metrics["rollout/dropped_groups"] = float(baseline.dropped_groups)
     return ShapedBatch(samples=samples, metrics=metrics)
 
