@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from openrlhf.launcher.ray.node import run_environment
 from openrlhf.launcher.secret_flags import VARIABLE
-from openrlhf.launcher.slurm import ray_node
 from openrlhf.launcher.slurm.environment import submission, without_job
 from openrlhf.launcher.slurm.node import to_json
 from openrlhf.launcher.slurm.options import read_options
@@ -235,7 +235,7 @@ def test_l04_a_secret_is_not_swept(capsys: pytest.CaptureFixture[str]) -> None:
 def test_l04_only_the_trainer_of_a_job_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("submitit")
     environ = {VARIABLE: "[]", "HOME": "/h", "RAY_ADDRESS": "x"}
-    assert VARIABLE not in ray_node.run_environment(environ, token="t", mark="m")
+    assert VARIABLE not in run_environment(environ, token="t", mark="m")
     handed: dict[str, str] = {}
 
     class Step:

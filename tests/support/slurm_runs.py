@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from openrlhf.launcher.slurm.leftovers import MARK
+from openrlhf.launcher.ray.leftovers import NODE_VARIABLE as MARK
 from openrlhf.launcher.slurm.states import JobState, wait_for
 from support.mini_slurm import MiniSlurm
 

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 SUBCOMMANDS: dict[str, tuple[str, str]] = {
-    "plan": ("openrlhf.launcher.plan.command", "what a training command would do: placement, batches, memory"),
-    "slurm": ("openrlhf.launcher.slurm.submit", "submit a training run to a Slurm cluster, or run in an allocation"),
-    "local": ("openrlhf.launcher.local", "the same run on this machine or on a Ray that is already there"),
-    "sweep": ("openrlhf.launcher.slurm.sweep", "a Slurm job array over values of flags"),
-    "status": ("openrlhf.launcher.slurm.status", "states of Slurm jobs"),
-    "logs": ("openrlhf.launcher.slurm.logs", "the log of a Slurm job"),
-    "doctor": ("openrlhf.launcher.doctor.command", "what is wrong with this machine, and the fix"),
-    "selfcheck": ("openrlhf.launcher.selfcheck.command", "try out what a run relies on, on this machine"),
+    "plan": ("plan.command:main", "what a training command would do: placement, batches, memory"),
+    "slurm": ("slurm.submit:main", "submit a training run to a Slurm cluster, or run in an allocation"),
+    "local": ("local:main", "the same run on this machine or on a Ray that is already there"),
+    "sweep": ("slurm.sweep:main", "a Slurm job array over values of flags"),
+    "status": ("slurm.watch:status", "states of Slurm jobs"),
+    "logs": ("slurm.watch:logs", "the log of a Slurm job"),
+    "doctor": ("doctor.command:main", "what is wrong with this machine, and the fix"),
+    "selfcheck": ("selfcheck.command:main", "try out what a run relies on, on this machine"),
 }
-"""Name -> (module with `main(argv) -> int`, one line of help)."""
+"""Name -> (module:function below openrlhf.launcher that takes argv and returns the exit status, one line of help)."""
 
 USAGE_EXIT = 2
 
@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"did you mean {near[0]!r}?\n" if near else ""
         sys.stderr.write(f"openrlhf-launch: there is no subcommand {words[0]!r}; {hint}\n{_usage()}\n")
         return USAGE_EXIT
-    module, _ = SUBCOMMANDS[words[0]]
-    return importlib.import_module(module).main(words[1:])
+    module, function = SUBCOMMANDS[words[0]][0].split(":")
+    return getattr(importlib.import_module(f"openrlhf.launcher.{module}"), function)(words[1:])
 
 
 def _usage() -> str:

@@ -22,13 +22,10 @@ import ray
 from openrlhf.launcher import signals
 from openrlhf.launcher.machine import Machine, installed_flash_attention, running_ray
 from openrlhf.launcher.ray.leftovers import RUN_ID_VARIABLE, Guard, sweep
+from openrlhf.launcher.ray.node import ROOM, object_store_bytes, own_environment
 from openrlhf.launcher.ray.scratch import ROOT_VARIABLE
 
 log = logging.getLogger(__name__)
-
-LONGEST_SOCKET_PATH = 107
-"""Linux' limit for the path of a UNIX socket."""
-SESSION_PATH = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 
 WORKER_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -95,8 +92,8 @@ class Cluster:
 def short_temp_dir() -> Path:
     """A new folder with room for Ray's socket paths: in $TMPDIR if that is short enough, else in /tmp."""
     root = tempfile.gettempdir()
-    room = LONGEST_SOCKET_PATH - len(SESSION_PATH) - len("/rXXXXXXXX")
-    if len(root) > room:
+    room = ROOM - len("/rXXXXXXXX")
+    if len(os.fsencode(root)) > room:
         log.warning("TMPDIR=%r is too long for Ray's sockets (at most %d characters): using /tmp", root, room)
         root = "/tmp"
     return Path(tempfile.mkdtemp(prefix="r", dir=root))
@@ -174,14 +171,7 @@ def _start(run_id: str) -> Cluster:
 
 def _start_once(run_id: str) -> Cluster:
     temp_dir = short_temp_dir()
-    ours = {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_worker_niceness": os.environ.get("RAY_worker_niceness", "0"),  # noqa: SIM112  Ray's 15 starves ranks on a busy CPU
-        "RAY_DEDUP_LOGS": os.environ.get("RAY_DEDUP_LOGS", "0"),
-        "RAY_raylet_start_wait_time_s": os.environ.get("RAY_raylet_start_wait_time_s", "120"),  # noqa: SIM112
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": os.environ.get("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"),
-    }
+    ours = own_environment(os.environ, secrets.token_hex(32))
     cluster = Cluster(
         started=True, run_id=run_id, temp_dir=temp_dir, saved_environment={k: os.environ.get(k) for k in ours}
     )
@@ -194,7 +184,7 @@ def _start_once(run_id: str) -> Cluster:
                 address="local",
                 include_dashboard=False,
                 num_cpus=max(os.cpu_count() or 1, 8),
-                object_store_memory=_object_store_bytes(),
+                object_store_memory=object_store_bytes(),
                 logging_level=logging.WARNING,
                 log_to_driver=True,
                 _temp_dir=str(temp_dir),
@@ -229,12 +219,6 @@ def _reload_ray_authentication() -> None:
 
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
-
-
-def _object_store_bytes() -> int:
-    """A fifth of the free shared memory, between 200 MiB and 8 GiB: trajectories are small."""
-    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 1 << 30
-    return int(min(max(free // 5, 200 << 20), 8 << 30))
 
 
 @ray.remote(num_cpus=0, max_retries=0)

@@ -16,9 +16,11 @@ from pathlib import Path
 RUN_ID_VARIABLE = "OPENRLHF_RUN_ID"
 """Set in the environment of every process of a run, so that the end of the run can find what is left."""
 
+NODE_VARIABLE = "OPENRLHF_NODE_RUN"
+"""The same for all that one node of a Slurm job starts: a run on several nodes of one machine ends each by itself."""
+
 GUARD_ENDS_S = 20.0
 """Longest wait for a guard that was told to end."""
-
 
 SWEEPS = 5
 """Rounds of a guard: a process that was just being started carries the run's id only a moment later."""
@@ -48,31 +50,34 @@ class Guard:
                 self._process.kill()
 
 
-def sweep(run_id: str, folder: Path | None = None, *, grace: float = 5.0) -> list[int]:
-    """End every process of this run that is not this process or its parent. Returns their pids.
+def sweep(mark: str, folder: Path | None = None, *, variable: str = RUN_ID_VARIABLE, grace: float = 5.0) -> list[int]:
+    """TERM, then KILL after `grace` seconds, for every process of a run that is not this process or its parent.
 
-    folder: the run's own temporary folder.
+    mark: what `variable` holds in the run's processes. folder: the run's own temporary folder. Returns their pids.
     """
     mine = {os.getpid(), os.getppid()}
-    left = [pid for pid in processes_of_run(run_id, folder) if pid not in mine]
-    for sig, wait in ((signal.SIGTERM, grace), (signal.SIGKILL, grace)):
+    left = found = [pid for pid in processes_of_run(mark, folder, variable) if pid not in mine]
+    for sig in (signal.SIGTERM, signal.SIGKILL):
         for pid in left:
             _signal(pid, sig)
-        deadline = time.monotonic() + wait
-        while time.monotonic() < deadline and any(_alive(pid) for pid in left):
+        deadline = time.monotonic() + grace
+        while time.monotonic() < deadline and any(is_running(pid) for pid in left):
             time.sleep(0.05)
-        if not any(_alive(pid) for pid in left):
+        again = processes_of_run(mark, folder, variable)  # what was being started meanwhile
+        left = [pid for pid in again if pid not in mine and is_running(pid)]
+        found = sorted({*found, *left})
+        if not left:
             break
-    return left
+    return found
 
 
-def processes_of_run(run_id: str, folder: Path | None = None) -> list[int]:
-    """Pids on this machine whose environment holds the run's id, or that have a file open in the run's own folder.
+def processes_of_run(mark: str, folder: Path | None = None, variable: str = RUN_ID_VARIABLE) -> list[int]:
+    """Pids on this machine whose environment holds the run's mark, or that have a file open in the run's own folder.
 
     Programs that change their title, as Ray's agents do, write it over what /proc shows of their environment; their
     logs still lie in the folder.
     """
-    marker, inside = f"{RUN_ID_VARIABLE}={run_id}".encode(), f"{folder}/"
+    marker, inside = f"{variable}={mark}".encode(), f"{folder}/"
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -102,7 +107,8 @@ def _signal(pid: int, sig: signal.Signals) -> None:
         return
 
 
-def _alive(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

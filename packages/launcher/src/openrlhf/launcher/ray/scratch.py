@@ -18,8 +18,10 @@ ROOT_VARIABLE = "OPENRLHF_SCRATCH"
 """The run's own folder, in the environment of its workers."""
 PREFIX = "vllm-"
 LOCK = "lock"
-LONGEST_ROOT = 107 - len(f"/{PREFIX}01234567/") - 36
-"""What Linux allows for a UNIX socket's path, less our folder's name and vLLM's UUIDs."""
+LONGEST_SOCKET_PATH = 107
+"""Linux' limit for the path of a UNIX socket."""
+LONGEST_ROOT = LONGEST_SOCKET_PATH - len(f"/{PREFIX}01234567/") - 36
+"""Less our folder's name and vLLM's UUIDs."""
 
 
 class Scratch:
@@ -32,7 +34,7 @@ class Scratch:
         self.path = root / f"{PREFIX}{secrets.token_hex(4)}"
         nascent = self.path.with_name(f".{self.path.name}")  # gets its name with its lock, so it is never stale
         nascent.mkdir(mode=0o700)
-        self._lock = _locked(nascent / LOCK)
+        self._lock = locked(nascent / LOCK)
         nascent.rename(self.path)
 
     def use(self) -> None:
@@ -52,14 +54,14 @@ def remove_stale(root: Path) -> None:
         try:
             if folder.stat().st_uid != os.getuid() or not (folder / LOCK).exists():
                 continue
-            lock = _locked(folder / LOCK)
+            lock = locked(folder / LOCK)
         except OSError:  # gone meanwhile, or in use
             continue
         shutil.rmtree(folder, ignore_errors=True)
         lock.close()
 
 
-def _locked(path: Path) -> TextIO:
+def locked(path: Path) -> TextIO:
     """The file, locked by this process until it ends or closes it. Raises BlockingIOError when another one holds it."""
     handle = path.open("a")
     try:
@@ -68,3 +70,11 @@ def _locked(path: Path) -> TextIO:
         handle.close()
         raise
     return handle
+
+
+def try_lock(path: Path) -> TextIO | None:
+    """The file, locked as by `locked`; None where another process holds it."""
+    try:
+        return locked(path)
+    except BlockingIOError:
+        return None

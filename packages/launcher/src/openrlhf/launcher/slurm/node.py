@@ -7,8 +7,8 @@ import os
 import sys
 from dataclasses import asdict
 
+from openrlhf.launcher.machine import detect_machine
 from openrlhf.launcher.slurm.allocation import read_allocation
-from openrlhf.launcher.slurm.ray_node import default_gpus
 from openrlhf.launcher.slurm.runner import START_EXIT, NodeRunner, NodeSpec
 
 TOKEN = "OPENRLHF_JOB_TOKEN"
@@ -30,7 +30,7 @@ def make_runner(spec: NodeSpec) -> NodeRunner:
     """The runner of this process. Raises ValueError outside of a job."""
     if not os.environ.get(TOKEN):
         raise ValueError(f"{TOKEN} is not set: start runs with `openrlhf-launch slurm`, which makes the secret")
-    allocation = read_allocation(os.environ, detected_gpus=default_gpus())
+    allocation = read_allocation(os.environ, detected_gpus=detect_machine().gpus)
     return NodeRunner(spec, allocation, os.environ[TOKEN])
 
 

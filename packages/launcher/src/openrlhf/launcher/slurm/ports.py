@@ -5,13 +5,14 @@ All lie below 32768, where the ports that the kernel hands out begin.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import TextIO
+
+from openrlhf.launcher.ray.scratch import try_lock
 
 BASE = 10000
 BLOCK = 200
@@ -73,7 +74,7 @@ def candidates(job_id: int, base: int = BASE) -> list[PortBlock]:
 class HeldBlock:
     """A block that this process holds on this machine until `close` or its end."""
 
-    def __init__(self, block: PortBlock, lock: IO[str]) -> None:
+    def __init__(self, block: PortBlock, lock: TextIO) -> None:
         self.block = block
         self._lock = lock
 
@@ -88,7 +89,8 @@ def hold_block(blocks: list[PortBlock]) -> HeldBlock:
     The file lock closes the gap between the check and the moment when Ray binds. Raises ValueError without a free one.
     """
     for block in blocks:
-        lock = _lock(block)
+        name = f"openrlhf-{os.getuid()}-{socket.gethostname()}-{block.first}.lock"
+        lock = try_lock(Path(tempfile.gettempdir()) / name)
         if lock is None:
             continue
         if all(_is_free(port) for port in range(block.first, block.first + WORKER_OFFSET)):
@@ -96,17 +98,6 @@ def hold_block(blocks: list[PortBlock]) -> HeldBlock:
         lock.close()
     tried = ", ".join(f"{b.first}-{b.ports[-1]}" for b in blocks)
     raise ValueError(f"no free ports on {socket.gethostname()!r} (tried {tried}): give another --port-base")
-
-
-def _lock(block: PortBlock) -> IO[str] | None:
-    name = f"openrlhf-{os.getuid()}-{socket.gethostname()}-{block.first}.lock"
-    handle = (Path(tempfile.gettempdir()) / name).open("a")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        handle.close()
-        return None
-    return handle
 
 
 def _is_free(port: int) -> bool:

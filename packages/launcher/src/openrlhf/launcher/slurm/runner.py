@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from openrlhf.launcher.ray import node as ray_node
+from openrlhf.launcher.ray.leftovers import NODE_VARIABLE, sweep
 from openrlhf.launcher.secret_flags import VARIABLE as SECRET_FLAGS
-from openrlhf.launcher.slurm import ray_node
 from openrlhf.launcher.slurm.addresses import join_port, own_address, resolve
 from openrlhf.launcher.slurm.allocation import Allocation
 from openrlhf.launcher.slurm.control import Head, Line, find_head
 from openrlhf.launcher.slurm.folders import TempDir, choose_temp_dir
-from openrlhf.launcher.slurm.leftovers import end_marked
 from openrlhf.launcher.slurm.ports import BASE, HeldBlock, candidates, hold_block
 from openrlhf.launcher.slurm.requeue import (
     REFUSED_EXIT,
@@ -129,7 +129,7 @@ class NodeRunner:
             self.say(str(error))
             return START_EXIT
         finally:
-            end_marked(self.mark, grace=1.0)
+            sweep(self.mark, variable=NODE_VARIABLE, grace=1.0)
             if folder is not None:
                 folder.close()
             if block is not None:
@@ -172,9 +172,9 @@ class HeadRun:
             self.ray.stop()
 
     def _arguments(self) -> list[str]:
-        common = ray_node.common_arguments(self.block, cpus=self.here.cpus, gpus=self.here.gpus)
+        common = ray_node.node_arguments(cpus=self.here.cpus, gpus=self.here.gpus)
         own = ["--head", f"--node-ip-address={self.ip}", f"--temp-dir={self.temp_dir}", "--include-dashboard=false"]
-        return [*own, *self.block.head_arguments(), *common]
+        return [*own, *self.block.head_arguments(), *common, *self.block.node_arguments()]
 
     def _poll(self) -> None:
         self.head.poll(POLL, lambda: {"address": self.address})
@@ -288,7 +288,7 @@ class WorkerRun:
     def _take_part(self, line: Line, address: str) -> int:
         here = self.runner.allocation
         ip = own_address(here.host, nodes=len(here.nodes))
-        arguments = ray_node.common_arguments(self.block, cpus=here.cpus, gpus=here.gpus)
+        arguments = [*ray_node.node_arguments(cpus=here.cpus, gpus=here.gpus), *self.block.node_arguments()]
         own = [f"--address={address}", f"--node-ip-address={ip}"]
         ray = ray_node.RayNode([*own, *arguments], self.runner.node_environ)
         try:

@@ -1,18 +1,22 @@
-"""`ray start --block` as a child process: one Ray node of a run, shielded from warning signals, ended by us alone."""
+"""What every Ray node of ours is started with, on Slurm and without: environment, folder, memory for objects.
+
+On Slurm a node is `ray start --block` as a child process (`RayNode`), shielded from warning signals, ended by us alone.
+Imports no Ray.
+"""
 
 from __future__ import annotations
 
-import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from openrlhf.launcher.ray.leftovers import NODE_VARIABLE
+from openrlhf.launcher.ray.scratch import LONGEST_SOCKET_PATH
 from openrlhf.launcher.secret_flags import VARIABLE as SECRET_FLAGS
-from openrlhf.launcher.slurm.folders import object_store_bytes
-from openrlhf.launcher.slurm.leftovers import MARK
-from openrlhf.launcher.slurm.ports import PortBlock
 
 STARTS = 5
 """Attempts to start a node: on a loaded machine Ray gives up after its own time limit."""
@@ -27,7 +31,24 @@ DEFAULTS = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""What the user has set wins."""
+"""What the user has set wins. Ray gives a node 30 s to start and lowers its workers' priority by 15; both starve a run
+on a busy CPU."""
+
+SOCKET_SUFFIX = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store_000"
+"""What Ray adds to its folder, with the widest process id and the number of a further node on the same machine."""
+ROOM = LONGEST_SOCKET_PATH - len(SOCKET_SUFFIX)
+"""Bytes that the path of Ray's temporary folder may have."""
+
+
+def own_environment(environ: Mapping[str, str], token: str) -> dict[str, str]:
+    """What a Ray of our own needs beside the user's environment: its token and our defaults."""
+    return {k: environ.get(k, v) for k, v in DEFAULTS.items()} | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+
+
+def object_store_bytes() -> int:
+    """A fifth of the free shared memory, between 200 MiB and 8 GiB: trajectories are small."""
+    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 1 << 30
+    return int(min(max(free // 5, 200 << 20), 8 << 30))
 
 
 def run_environment(environ: Mapping[str, str], *, token: str, mark: str) -> dict[str, str]:
@@ -35,9 +56,9 @@ def run_environment(environ: Mapping[str, str], *, token: str, mark: str) -> dic
 
     What is for the trainer alone is left out.
     """
-    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, MARK: mark}
     foreign = ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_TOKEN_PATH", SECRET_FLAGS)
-    return DEFAULTS | {k: v for k, v in environ.items() if k not in foreign} | own
+    users = {k: v for k, v in environ.items() if k not in foreign}
+    return users | own_environment(environ, token) | {NODE_VARIABLE: mark}
 
 
 def shield() -> None:
@@ -51,7 +72,7 @@ def start_shielded(command: Sequence[str], environ: Mapping[str, str]) -> subpro
     return subprocess.Popen(command, env=environ, preexec_fn=shield)  # noqa: PLW1509
 
 
-def common_arguments(block: PortBlock, *, cpus: int, gpus: int) -> list[str]:
+def node_arguments(*, cpus: int, gpus: int) -> list[str]:
     """Arguments of `ray start` for every node."""
     return [
         "--block",
@@ -59,7 +80,6 @@ def common_arguments(block: PortBlock, *, cpus: int, gpus: int) -> list[str]:
         f"--num-cpus={cpus}",
         f"--num-gpus={gpus}",
         f"--object-store-memory={object_store_bytes()}",
-        *block.node_arguments(),
     ]
 
 
@@ -101,10 +121,3 @@ class RayNode:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-
-
-def default_gpus() -> int:
-    """GPUs of this machine, for sites where Slurm does not know them."""
-    from openrlhf.launcher.machine import detect_machine
-
-    return detect_machine(os.environ).gpus
