@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from openrlhf.agents.seeds import sample_seed
+from openrlhf.agents.sampling import sample_seed
 from openrlhf.launcher.config import DataConfig
 from openrlhf.launcher.data.prompts import PromptDataset, load_prompts, prompt_budget, truncate_left
 from support.launcher_tokenizer import ALTERNATING, CHATML, LLAMA_LIKE, byte_tokenizer

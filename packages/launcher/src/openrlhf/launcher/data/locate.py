@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from openrlhf.launcher.data.rows import JsonArray, JsonLines, Part, Rows, chain
+from openrlhf.launcher.data.rows import Joined, JsonRows, Rows
 from openrlhf.launcher.data.tables import Table, open_csv, open_table, undecoded
 from openrlhf.launcher.data.text_files import COMPRESSED, open_utf8
 
@@ -53,7 +53,7 @@ def open_dataset(entry: str, *, split: str, flag: str) -> Rows:
         raise ValueError(f"split {split!r} is not understood; expected a name such as 'train' or 'train[:100]'")
     rows = _open(entry, split=match["name"], flag=flag)
     start, stop = (_bound(match[k], len(rows), default) for k, default in (("start", 0), ("stop", len(rows))))
-    return rows if (start, stop) == (0, len(rows)) else Part(rows, start, max(start, stop))
+    return rows if (start, stop) == (0, len(rows)) else Joined(rows.name, [(rows, range(start, stop))])
 
 
 def _open(entry: str, *, split: str, flag: str) -> Rows:
@@ -77,23 +77,13 @@ def open_file(path: Path) -> Rows:
     """The rows of one file, by its (case-insensitive) extension."""
     suffix = _extension(path)
     if suffix in (".jsonl", ".json", ".ndjson"):
-        return _open_json(path)
+        return JsonRows(path, open_utf8(path))
     if suffix not in _BUILDERS:
         known = ", ".join(sorted(_BUILDERS))
         raise ValueError(f"{path}: unknown extension {path.suffix!r}; datasets are read from {known}")
     if suffix in (".csv", ".tsv"):
         return open_csv(path, separator="\t" if suffix == ".tsv" else ",")
     return open_table(path, _BUILDERS[suffix], _glob_safe(path))
-
-
-def _open_json(path: Path) -> Rows:
-    file = open_utf8(path)
-    first = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
-    file.seek(0)
-    if first != b"[":
-        return JsonLines(path, file)
-    with file:
-        return JsonArray(path, file)
 
 
 def _open_folder(folder: Path, split: str, flag: str) -> Rows:
@@ -111,7 +101,8 @@ def _open_folder(folder: Path, split: str, flag: str) -> Rows:
     chosen = by_split.get(_canonical(split))
     if chosen is None:
         raise ValueError(f"{flag}: folder {folder} has no split {split!r}; it has {', '.join(sorted(by_split))}")
-    return chain([open_file(p) for p in chosen], str(folder))
+    parts = [open_file(p) for p in chosen]
+    return parts[0] if len(parts) == 1 else Joined(str(folder), [(rows, range(len(rows))) for rows in parts])
 
 
 def _open_saved(folder: Path, split: str, flag: str) -> Rows:

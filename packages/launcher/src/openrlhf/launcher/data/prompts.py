@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from openrlhf.agents.types import PromptItem
+from openrlhf.launcher.config import DataConfig
 from openrlhf.launcher.data.blend import Blend, blend, parse_probs
 from openrlhf.launcher.data.chat import ESCAPE, ChatRenderer
 from openrlhf.launcher.data.dropped import DroppedText, Lost
@@ -27,43 +28,9 @@ from openrlhf.launcher.data.values import check_label
 
 log = logging.getLogger(__name__)
 
-DEFAULT_IMAGE_KEY = "images"
 _CACHE_LIMIT = 200_000  # lengths of distinct prompts that are remembered while scanning
 REMEDY = "use a tokenizer whose chat template writes it"
 _EXTRA_TOKENS = 8  # tokens that a tokenizer may add without text: prefix space, BOS
-
-
-class PromptData(Protocol):
-    """The `data.*` options that prompts depend on (`launcher.config.DataConfig`)."""
-
-    @property
-    def prompt_dataset(self) -> str | None: ...
-    @property
-    def prompt_probs(self) -> str | None: ...
-    @property
-    def prompt_split(self) -> str: ...
-    @property
-    def input_key(self) -> str: ...
-    @property
-    def label_key(self) -> str | None: ...
-    @property
-    def input_template(self) -> str | None: ...
-    @property
-    def apply_chat_template(self) -> bool: ...
-    @property
-    def image_key(self) -> str: ...
-    @property
-    def max_images_per_prompt(self) -> int: ...
-    @property
-    def max_len(self) -> int: ...
-    @property
-    def overlong_prompts(self) -> str: ...
-    @property
-    def dropped_text(self) -> str: ...
-    @property
-    def max_samples(self) -> int: ...
-    @property
-    def dataloader_num_workers(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +83,7 @@ class PromptDataset:
 
 
 def load_prompts(
-    data: PromptData,
+    data: DataConfig,
     tokenizer: Any,
     *,
     max_new_tokens: int | None = None,
@@ -174,7 +141,7 @@ def prompt_budget(max_len: int, max_new_tokens: int | None) -> int:
 class PromptReader:
     """Turns one row into prompt text, label, images and datasource, the same way for every source."""
 
-    def __init__(self, data: PromptData, renderer: ChatRenderer, budget: int) -> None:
+    def __init__(self, data: DataConfig, renderer: ChatRenderer, budget: int) -> None:
         self.data = data
         self.renderer = renderer
         self.budget = budget
@@ -333,12 +300,12 @@ class _Lengths:
         self._rows.clear()
 
 
-def prompt_fields(data: PromptData) -> list[tuple[str, str]]:
+def prompt_fields(data: DataConfig) -> list[tuple[str, str]]:
     """(flag, key) of the fields that some row must have."""
     wanted = [("--data.input_key", data.input_key)]
     if data.label_key is not None:
         wanted.append(("--data.label_key", data.label_key))
-    if data.image_key != DEFAULT_IMAGE_KEY:
+    if data.image_key != DataConfig.image_key:
         wanted.append(("--data.image_key", data.image_key))
     return wanted
 

@@ -1,25 +1,30 @@
-"""Rows of one data file, read on demand: JSON lines and JSON arrays, and rows put together.
+"""Rows of one data file, read on demand: objects in JSON lines or in an array, and rows put together.
 
 Not here: tables (`tables`), which files belong to a dataset (`locate`), mixing several (`blend`), what a row means
 (`prompts`).
-JSON is read without Arrow, so numbers keep their spelling and objects of different rows are never merged.
+JSON is read without Arrow and the `datasets` library: so numbers keep their spelling, objects of different rows are
+never merged into one set of fields, an error names its line, and a run on JSON need not load that library for seconds.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, islice
+from functools import cached_property
+from itertools import accumulate, chain, islice
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from openrlhf.launcher.data.text_files import not_utf8
 
 Row = Mapping[str, Any]
+Span = tuple[int, int, int]
 _MISSING = object()
+_DECODER = json.JSONDecoder()
 USUAL_NAMES = {
     "--data.input_key": ("prompt", "problem", "question", "query", "messages", "conversations", "instruction", "input"),
     "--data.label_key": ("label", "answer", "solution", "ground_truth", "target", "output"),
@@ -28,32 +33,32 @@ USUAL_NAMES = {
 """Field names that data sets use for what a flag names, most usual first."""
 
 
-class Rows(Protocol):
-    """A sequence of rows that can say where each of them came from."""
+class Rows(ABC):
+    """A sequence of rows that can say where each of them came from. name: file, folder or hub name, for messages."""
 
-    @property
-    def name(self) -> str:
-        """The file, folder or hub name, for messages."""
-        ...
+    name: str
 
-    @property
+    @cached_property
     def columns(self) -> Sequence[str]:
         """All field names: of every row, not only of the first."""
-        ...
+        return list(dict.fromkeys(key for row in self for key in row))
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def __getitem__(self, index: int) -> Row: ...
 
-    def __iter__(self) -> Iterator[Row]: ...
+    def __iter__(self) -> Iterator[Row]:
+        return (self[i] for i in range(len(self)))
 
+    @abstractmethod
     def where(self, index: int) -> str:
         """The place of a row in the user's words, such as `data.jsonl, line 7`."""
-        ...
 
     def spelled(self, index: int, key: str) -> Any:
         """The value of a (dotted) key, numbers and booleans as `str`, spelled as in the file."""
-        ...
+        return spell(lookup(self[index], key))
 
 
 def lookup(row: Row, key: str, default: Any = None) -> Any:
@@ -80,57 +85,41 @@ def spell(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
-class JsonLines:
-    """A JSON-lines file. Holds 8 bytes per row in memory and reads rows from the file when asked.
+class JsonRows(Rows):
+    """The objects of a JSON file: one per line, or the members of one array. Reads them from the file when asked.
 
-    Blank lines are skipped; a byte order mark is allowed. Raises ValueError with file and line for a line that is
-    not a JSON object. file: the opened contents, where they are not those of the path.
+    Holds 24 bytes per row in memory: where each begins and ends in the file, and its number. Of lines, blank ones are
+    skipped; a byte order mark is allowed. Raises ValueError with file and place for a row that is no JSON object.
+    file: the opened contents, which are closed here.
     """
 
-    def __init__(self, path: Path, file: IO[bytes] | None = None) -> None:
-        self._path = path
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self.name = str(path)
+        # A bare descriptor: a file object that the garbage collector meets in a cycle warns before `__del__` runs.
         self._descriptor = -1
-        self._offsets = array("q")
-        self._lines = array("q")
-        self._columns: Sequence[str] | None = None
-        offset = 0
-        with path.open("rb") if file is None else file as opened:
-            # A bare descriptor: a file object that the garbage collector meets in a cycle warns before `__del__` runs.
-            self._descriptor = os.dup(opened.fileno())
-            for number, line in enumerate(opened, start=1):
-                if line.strip(b"\xef\xbb\xbf \t\r\n"):
-                    self._offsets.append(offset)
-                    self._lines.append(number)
-                offset += len(line)
-        self._size = offset
-
-    @property
-    def name(self) -> str:
-        return str(self._path)
-
-    @property
-    def columns(self) -> Sequence[str]:
-        if self._columns is None:
-            self._columns = _union(self)
-        return self._columns
+        self._spans = array("q")  # begin, end and number of one row after the other
+        with file:
+            self._descriptor = os.dup(file.fileno())
+            start = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+            file.seek(0)
+            self._unit = "row" if start == b"[" else "line"
+            for span in self._members(file) if self._unit == "row" else _lines(file):
+                self._spans.extend(span)
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self._spans) // 3
 
     def __getitem__(self, index: int) -> Row:
-        return self._parse(index, self._line(index))
-
-    def __iter__(self) -> Iterator[Row]:
-        return (self[i] for i in range(len(self)))
+        return self._parse(index, self._text(index))
 
     def where(self, index: int) -> str:
-        return f"{self._path}, line {self._lines[index]}"
+        return f"{self.name}, {self._unit} {self._spans[3 * index + 2]}"
 
     def spelled(self, index: int, key: str) -> Any:
-        line = self._line(index)
-        value = lookup(self._parse(index, line), key)
+        text = self._text(index)
+        value = lookup(self._parse(index, text), key)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return lookup(json.loads(line, parse_float=str, parse_int=str, parse_constant=str), key)
+            value = lookup(json.loads(text, parse_float=str, parse_int=str, parse_constant=str), key)
         return spell(value)
 
     def close(self) -> None:
@@ -141,152 +130,92 @@ class JsonLines:
     def __del__(self) -> None:
         self.close()
 
-    def _line(self, index: int) -> str:
-        end = self._offsets[index + 1] if index + 1 < len(self._offsets) else self._size
-        # Positional: processes that were forked to read the data share the file's own position.
-        line = os.pread(self._descriptor, end - self._offsets[index], self._offsets[index])
+    def _members(self, file: IO[bytes]) -> Iterator[Span]:
+        """The members of the array that the file holds, found with the parser itself."""
+        content = file.read()
         try:
-            return line.decode("utf-8-sig")  # files that were put together have their marks inside
+            text = content.decode("utf-8-sig")
+            members = json.loads(text)
+        except UnicodeDecodeError as error:
+            raise not_utf8(self.name, error) from None
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{self.name}: not valid JSON ({error})") from None
+        at, seen = text.index("["), 0
+        place = len(content) - len(text.encode())  # bytes, behind the mark
+        for number, member in enumerate(members):
+            if not isinstance(member, dict):
+                raise ValueError(f"{self.name}, row {number}: {_no_object(member)}")
+            begin = text.index("{", at)
+            at = _DECODER.raw_decode(text, begin)[1]
+            place += len(text[seen:begin].encode())
+            seen = at
+            size = len(text[begin:at].encode())
+            yield place, place + size, number
+            place += size
+
+    def _text(self, index: int) -> str:
+        begin, end = self._spans[3 * index : 3 * index + 2]
+        # Positional: processes that were forked to read the data share the file's own position.
+        content = os.pread(self._descriptor, end - begin, begin)
+        try:
+            return content.decode("utf-8-sig")  # files that were put together have their marks inside
         except UnicodeDecodeError as error:
             raise not_utf8(self.where(index), error) from None
 
-    def _parse(self, index: int, line: str) -> Row:
+    def _parse(self, index: int, text: str) -> Row:
         try:
-            row = json.loads(line, parse_constant=str)  # NaN and Infinity are text, as in every container
+            row = json.loads(text, parse_constant=str)  # NaN and Infinity are text, as in every container
         except json.JSONDecodeError as error:
             raise ValueError(f"{self.where(index)}: not valid JSON ({error}); expected one object per line") from None
         if not isinstance(row, dict):
-            raise ValueError(f"{self.where(index)}: expected an object, got {type(row).__name__}: {_short(row)}")
+            raise ValueError(f"{self.where(index)}: {_no_object(row)}")
         return row
 
 
-class JsonArray:
-    """A .json file that holds one array of objects; read into memory."""
-
-    def __init__(self, path: Path, file: IO[bytes] | None = None) -> None:
-        self._path = path
-        self._columns: Sequence[str] | None = None
-        try:
-            text = (path.read_bytes() if file is None else file.read()).decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise not_utf8(str(path), error) from None
-        self._rows = self._load(text, parse_constant=str)
-        self._spelled = self._load(text, parse_float=str, parse_int=str, parse_constant=str)
-
-    def _load(self, text: str, **options: Any) -> list[dict[str, Any]]:
-        try:
-            rows = json.loads(text, **options)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{self._path}: not valid JSON ({error})") from None
-        for i, row in enumerate(rows):
-            if not isinstance(row, dict):
-                raise ValueError(f"{self.where(i)}: expected an object, got {type(row).__name__}: {_short(row)}")
-        return rows
-
-    @property
-    def name(self) -> str:
-        return str(self._path)
-
-    @property
-    def columns(self) -> Sequence[str]:
-        if self._columns is None:
-            self._columns = _union(self)
-        return self._columns
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Row:
-        return self._rows[index]
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self._rows)
-
-    def where(self, index: int) -> str:
-        return f"{self._path}, row {index}"
-
-    def spelled(self, index: int, key: str) -> Any:
-        value = lookup(self._rows[index], key)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return lookup(self._spelled[index], key)
-        return spell(value)
+def _lines(file: IO[bytes]) -> Iterator[Span]:
+    end = 0
+    for number, line in enumerate(file, start=1):
+        begin, end = end, end + len(line)
+        if line.strip(b"\xef\xbb\xbf \t\r\n"):
+            yield begin, end, number
 
 
-class Part:
-    """The rows start..stop-1 of other rows."""
+class Joined(Rows):
+    """Ranges of other rows one after the other: the files of one split, a slice of a split."""
 
-    def __init__(self, rows: Rows, start: int, stop: int) -> None:
-        self._rows, self._start, self._stop = rows, start, stop
-
-    @property
-    def name(self) -> str:
-        return self._rows.name
-
-    @property
-    def columns(self) -> Sequence[str]:
-        return self._rows.columns
-
-    def __len__(self) -> int:
-        return self._stop - self._start
-
-    def __getitem__(self, index: int) -> Row:
-        return self._rows[self._start + index]
-
-    def __iter__(self) -> Iterator[Row]:
-        return islice(iter(self._rows), self._start, self._stop)
-
-    def where(self, index: int) -> str:
-        return self._rows.where(self._start + index)
-
-    def spelled(self, index: int, key: str) -> Any:
-        return self._rows.spelled(self._start + index, key)
-
-
-class Chain:
-    """Several rows one after the other: the files of one split."""
-
-    def __init__(self, parts: Sequence[Rows], name: str) -> None:
+    def __init__(self, name: str, parts: Sequence[tuple[Rows, range]]) -> None:
+        self.name = name
         self._parts = parts
-        self._ends = list(accumulate(len(p) for p in parts))
-        self._name = name
+        self._ends = list(accumulate(len(span) for _, span in parts))
 
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
+    @cached_property
     def columns(self) -> Sequence[str]:
-        return list(dict.fromkeys(c for p in self._parts for c in p.columns))
+        return list(dict.fromkeys(c for rows, _ in self._parts for c in rows.columns))
 
     def __len__(self) -> int:
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Row:
-        part, local = self._find(index)
-        return part[local]
+        rows, place = self._find(index)
+        return rows[place]
 
     def __iter__(self) -> Iterator[Row]:
-        for part in self._parts:
-            yield from part
+        return chain.from_iterable(islice(iter(rows), span.start, span.stop) for rows, span in self._parts)
 
     def where(self, index: int) -> str:
-        part, local = self._find(index)
-        return part.where(local)
+        rows, place = self._find(index)
+        return rows.where(place)
 
     def spelled(self, index: int, key: str) -> Any:
-        part, local = self._find(index)
-        return part.spelled(local, key)
+        rows, place = self._find(index)
+        return rows.spelled(place, key)
 
     def _find(self, index: int) -> tuple[Rows, int]:
         k = bisect_right(self._ends, index)
         if k == len(self._parts):
             raise IndexError(f"row {index} of {len(self)}")
-        return self._parts[k], index - (self._ends[k - 1] if k else 0)
-
-
-def chain(parts: Sequence[Rows], name: str) -> Rows:
-    """The parts as one; a single part is itself."""
-    return parts[0] if len(parts) == 1 else Chain(parts, name)
+        rows, span = self._parts[k]
+        return rows, span[index - (self._ends[k - 1] if k else 0)]
 
 
 def require_fields(rows: Rows, wanted: Sequence[tuple[str, str]]) -> None:
@@ -314,11 +243,8 @@ def no_field(flag: str, key: str, rows: Rows) -> str:
     return f"{flag} {key!r}: {rows.name} has no such field; it has {', '.join([*rows.columns, *nested])}"
 
 
-def _union(rows: Rows) -> Sequence[str]:
-    seen: dict[str, None] = {}
-    for row in rows:
-        seen.update(dict.fromkeys(row))
-    return list(seen)
+def _no_object(value: Any) -> str:
+    return f"expected an object, got {type(value).__name__}: {_short(value)}"
 
 
 def _short(value: Any, limit: int = 80) -> str:

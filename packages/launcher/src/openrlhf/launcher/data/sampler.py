@@ -31,19 +31,14 @@ class PromptSampler:
         sampler = PromptSampler(dataset, seed=42)
         for episode in range(num_episodes):
             sampler.start_episode(episode)   # not after load_state_dict, which knows the episode
-            while not sampler.exhausted:
-                prompts = sampler.next(rollout_batch_size)   # fewer at the end of the episode
+            while prompts := sampler.next(rollout_batch_size):   # fewer at the end of the episode
+                ...
     """
 
     def __init__(self, dataset: PromptSource, seed: int) -> None:
         self.dataset = dataset
         self.seed = seed
         self.start_episode(0)
-
-    @property
-    def exhausted(self) -> bool:
-        """True when every prompt of this episode was drawn."""
-        return self.position >= len(self.dataset)
 
     def start_episode(self, episode: int) -> None:
         """Begin an episode at its first prompt."""

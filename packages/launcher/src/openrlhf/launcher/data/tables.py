@@ -7,10 +7,11 @@ import io
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
-from openrlhf.launcher.data.rows import Row, Rows, lookup, spell
+from openrlhf.launcher.data.rows import Row, Rows
 from openrlhf.launcher.data.text_files import not_utf8, open_utf8
 from openrlhf.launcher.data.values import json_value
 
@@ -20,7 +21,7 @@ _UNNAMED = "Unnamed: {}"
 """Name of a column without one, by its number: data frames write their index so, and read it back under this name."""
 
 
-class Table:
+class Table(Rows):
     """A view of a `datasets.Dataset`, with its values as JSON has them (see `values`).
 
     Arrow fills the fields that a nested object lacks with null: they are dropped. Images stay undecoded
@@ -31,15 +32,11 @@ class Table:
         self, table: Any, name: str, *, empty_is_null: bool = False, lines: Sequence[int] | None = None
     ) -> None:
         self._table = table
-        self._name = name
+        self.name = name
         self._empty_is_null = empty_is_null
         self._lines = lines
 
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
+    @cached_property
     def columns(self) -> Sequence[str]:
         return self._table.column_names
 
@@ -55,10 +52,10 @@ class Table:
                 yield json_value(dict(zip(batch, values, strict=True)))
 
     def where(self, index: int) -> str:
-        return f"{self._name}, row {index}" if self._lines is None else f"{self._name}, line {self._lines[index]}"
+        return f"{self.name}, row {index}" if self._lines is None else f"{self.name}, line {self._lines[index]}"
 
     def spelled(self, index: int, key: str) -> Any:
-        value = spell(lookup(self[index], key))
+        value = super().spelled(index, key)
         return None if self._empty_is_null and value == "" else value
 
 

@@ -13,16 +13,6 @@ def nan_mean(values: Iterable[float | None]) -> float:
     return sum(finite) / len(finite) if finite else math.nan
 
 
-def mean_metrics(rows: Iterable[Mapping[str, float | None]]) -> dict[str, float]:
-    """Key by key the mean over the rows that have it; keys without one finite value are left out."""
-    columns: dict[str, list[float | None]] = {}
-    for row in rows:
-        for key, value in row.items():
-            columns.setdefault(key, []).append(value)
-    means = {key: nan_mean(column) for key, column in columns.items()}
-    return finite(means)
-
-
 def sum_metrics(*parts: Mapping[str, float]) -> dict[str, float]:
     """All metrics of the parts; what several of them counted is added up."""
     total: dict[str, float] = {}

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from openrlhf.launcher.config import WandbConfig
 from openrlhf.launcher.logging.sinks import GeneratedSample, Metrics
 
 INIT_TIMEOUT = 60.0
@@ -21,21 +22,6 @@ _COLUMNS = ["global_step", "text", "label", "reward"]
 
 class MissingPackageError(ValueError):
     """The `wandb` package is not installed."""
-
-
-class WandbOptions(Protocol):
-    """The `logger.wandb.*` options."""
-
-    @property
-    def key(self) -> str | None: ...
-    @property
-    def org(self) -> str | None: ...
-    @property
-    def group(self) -> str | None: ...
-    @property
-    def project(self) -> str: ...
-    @property
-    def run_name(self) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +44,7 @@ class WandbSink:
 
     name = "Weights & Biases"
 
-    def __init__(self, options: WandbOptions, run_config: Mapping[str, Any], run: RunIdentity) -> None:
+    def __init__(self, options: WandbConfig, run_config: Mapping[str, Any], run: RunIdentity) -> None:
         wandb = _import()
         self._identity = run
         self._sent = {"step": -1, "evaluation": -1}
