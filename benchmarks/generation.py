@@ -27,7 +27,7 @@ from weight_sync import make_model
 from openrlhf.agents.context import EpisodeSettings, GroupContext
 from openrlhf.agents.engine import SamplingParams
 from openrlhf.agents.executor import SingleTurnExecutor
-from openrlhf.agents.seeds import sample_seed
+from openrlhf.agents.sampling import sample_seed
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.ray.agent_actor import RayEngineClient
 from openrlhf.launcher.ray.cluster import connect

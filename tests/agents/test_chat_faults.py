@@ -6,10 +6,10 @@ import json
 import httpx
 import pytest
 
+from openrlhf.agents import failures
 from openrlhf.agents.chat.request import read_chat_request
 from openrlhf.agents.engine import EngineError, Generation, RequestRefusedError, SamplingParams
 from openrlhf.agents.types import StopReason
-from openrlhf.agents.warn import forget
 from support.agents_chat import Direct, chat_body, client, message, run
 from support.agents_templates import CHATML, QWEN3
 from support.launcher_tokenizer import CHATML as HF_CHATML
@@ -174,8 +174,8 @@ def test_s06_a_history_that_is_cut_into_other_messages_goes_on_by_its_text():
 # Seeds and sampling
 
 
-def test_a_fixed_seed_of_a_client_does_not_make_all_samples_equal(caplog):
-    forget()
+def test_a_fixed_seed_of_a_client_does_not_make_all_samples_equal(caplog, monkeypatch):
+    monkeypatch.setattr(failures, "_said", set())
 
     async def agent(executor, prompt, session_id):
         async with client(executor, session_id) as api:

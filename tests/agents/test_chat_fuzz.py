@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from openrlhf.agents.chat.fields import DECIDED
+from openrlhf.agents.chat.fields import HONOURED, LABELS, REFUSED
 from support.agents_chat import Direct, chat_body
 from support.agents_templates import CHATML, LLAMA3, MISTRAL, PARTS, QWEN3
 from support.launcher_tokenizer import CHATML as HF_CHATML
@@ -51,7 +51,9 @@ TOOLS = st.lists(
     }),
     max_size=2,
 )  # fmt: skip
-FIELDS = st.dictionaries(st.sampled_from(sorted(DECIDED)) | st.text(max_size=4), VALUES, max_size=4)
+FIELDS = st.dictionaries(
+    st.sampled_from(sorted({*HONOURED, *LABELS, *REFUSED})) | st.text(max_size=4), VALUES, max_size=4
+)
 BODIES = st.one_of(
     VALUES,
     st.builds(lambda extra: chat_body(**extra), FIELDS),

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from openrlhf.agents import failures
 from openrlhf.agents.chat.reasoning import opened, split_reasoning
 from openrlhf.agents.chat.tool_formats import FORMATS, ToolCall
 from openrlhf.agents.chat.tools import parse_tool_calls, read_offered, wire_call
 from openrlhf.agents.testing import ByteTokenizer
-from openrlhf.agents.warn import forget
 from support.agents_chat import Direct, chat_body, message
 from support.agents_templates import CHATML, QWEN3
 
@@ -140,8 +140,8 @@ CASES = [(name, *case) for name, cases in CALLS.items() for case in cases]
 
 
 @pytest.fixture(autouse=True)
-def _quiet():
-    forget()
+def _quiet(monkeypatch):
+    monkeypatch.setattr(failures, "_said", set())
 
 
 @pytest.mark.parametrize(("name", "text", "rest", "calls"), CASES)

@@ -7,8 +7,7 @@ from fractions import Fraction
 import pytest
 
 from openrlhf.agents.engine import SamplingParams
-from openrlhf.agents.sampling import as_sampling
-from openrlhf.agents.seeds import sample_seed
+from openrlhf.agents.sampling import as_sampling, sample_seed
 from openrlhf.agents.values import finite_logs, to_float, to_floats
 
 

@@ -12,7 +12,7 @@ from openrlhf.agents.config import AgentConfig, RewardFunctionConfig
 from openrlhf.agents.context import EpisodeSettings
 from openrlhf.agents.executor import MultiTurnAgentExecutor, SingleTurnExecutor
 from openrlhf.agents.recorder import failed_group
-from openrlhf.agents.seeds import sample_seed
+from openrlhf.agents.sampling import sample_seed
 from openrlhf.agents.testing import ByteTokenizer, ScriptedEngine
 from openrlhf.agents.types import Failure, PromptItem, StopReason
 from openrlhf.agents.watchdog import BLOCKED_EXIT_CODE, LoopWatchdog

@@ -11,12 +11,11 @@ from typing import Any, Protocol
 
 from openrlhf.agents.config import AgentConfig
 from openrlhf.agents.engine import Engine, EngineError, Generation, SamplingParams, Tokenizer
+from openrlhf.agents.failures import warn_once
 from openrlhf.agents.images import ImageReader, TextOnly, check_count, expand, extra_tokens
 from openrlhf.agents.request_output import RequestOutput, request_output
-from openrlhf.agents.sampling import as_sampling
-from openrlhf.agents.seeds import sample_seed
+from openrlhf.agents.sampling import as_sampling, sample_seed
 from openrlhf.agents.types import PromptItem, Trajectory
-from openrlhf.agents.warn import warn_once
 
 logger = logging.getLogger(__name__)
 

@@ -1,17 +1,26 @@
-"""Turns exceptions of one sample into data, and reports each kind once."""
+"""Turns exceptions of one sample into data; reports each kind, and says each warning, once per process."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import traceback as tracebacks
+from typing import Any
 
 from openrlhf.agents.engine import EngineError
 from openrlhf.agents.recorder import Recorder, failed_trajectory
 from openrlhf.agents.types import Failure, PromptItem, StopReason, Trajectory
 
 logger = logging.getLogger(__name__)
+_said: set[str] = set()
 REMEMBERED_REPORTS = 1000  # distinct failure messages that are kept to report each only once
+
+
+def warn_once(logger: logging.Logger, about: str, message: str, *values: Any) -> None:
+    """Logs `message % values` unless something was said about `about` before."""
+    if about not in _said:
+        _said.add(about)
+        logger.warning(message, *values)
 
 
 class EpisodeFailed(Exception):  # noqa: N818 - a state of an episode, raised inside it only

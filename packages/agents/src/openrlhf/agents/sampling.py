@@ -1,13 +1,15 @@
-"""Sampling parameters as authors give them: our dataclass, a dict, or an object such as `vllm.SamplingParams`."""
+"""Sampling parameters as authors give them: our dataclass, a dict, an object such as vLLM's. And the seeds of calls."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from openrlhf.agents.engine import SamplingParams
 
+SEED_BITS = 63  # engines take a signed 64-bit integer
 FIELDS = tuple(field.name for field in fields(SamplingParams))
 # Settings of vllm.SamplingParams that would change a sample or its log-probs and that the engine border does not carry.
 UNSUPPORTED = (
@@ -74,3 +76,13 @@ def _clean(values: dict[str, Any]) -> dict[str, Any]:
     if values.get("top_k") == 0:  # vllm's other spelling of "all tokens"
         values["top_k"] = -1
     return values
+
+
+def sample_seed(train_seed: int, evaluation: bool, episode: int, position: int, sample: int, turn: int) -> int:
+    """A 63-bit hash of everything that identifies one generation call.
+
+    Neighbouring integers would not do: an engine that adds the child index to the seed shares samples between them.
+    """
+    kind = "eval" if evaluation else "train"
+    key = f"{train_seed}/{kind}/{episode}/{position}/{sample}/{turn}".encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> (64 - SEED_BITS)

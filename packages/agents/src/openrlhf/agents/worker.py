@@ -13,7 +13,7 @@ from openrlhf.agents.context import EpisodeSettings, GroupContext, GroupExecutor
 from openrlhf.agents.engine import Engine, Tokenizer
 from openrlhf.agents.executor import AgentExecutorBase
 from openrlhf.agents.images import ImageReader, TextOnly
-from openrlhf.agents.seeds import sample_seed
+from openrlhf.agents.sampling import sample_seed
 from openrlhf.agents.types import PromptItem, Trajectory
 from openrlhf.agents.watchdog import Blocked, LoopWatchdog
 

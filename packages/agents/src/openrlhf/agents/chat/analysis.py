@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openrlhf.agents.chat.errors import ApiError
+from openrlhf.agents.chat.fields import ApiError
 from openrlhf.agents.chat.messages import message_key, read_messages
 from openrlhf.agents.chat.render import ChatRenderer
 from openrlhf.agents.chat.session import ChatSession

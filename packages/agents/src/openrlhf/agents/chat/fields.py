@@ -1,16 +1,16 @@
 """Every field of a chat completion request and what becomes of it: OpenAI's specification and vLLM's additions.
 
 A field is read by `request` (HONOURED), changes nothing of an answer (LABELS), or is refused by name with a reason
-(REFUSED) unless it has a neutral value. A field in none of the tables is refused as unknown.
+(REFUSED) unless it has a neutral value. A field in none of the tables is refused as unknown. `ApiError` is how anything
+is refused: an error in the JSON form of the OpenAI API.
 """
 
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Mapping
 from typing import Any
-
-from openrlhf.agents.chat.errors import bad_request, shown
 
 HONOURED = frozenset({
     "model", "messages", "session_id", "request_id",
@@ -95,7 +95,33 @@ STREAM_OPTIONS: Mapping[str, tuple[tuple[Any, ...], str]] = {  # those that are 
     "continuous_usage_stats": ((False,), "usage comes once, at the end"),
     "include_obfuscation": ((False,), "chunks are not padded"),
 }
-DECIDED = HONOURED | LABELS | set(REFUSED)
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 200
+_REPR.maxlevel = 3
+
+
+class ApiError(Exception):
+    """An answer with an HTTP status and `{"error": {message, type, param, code}}`."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def shown(value: Any) -> str:
+    """`repr`, shortened: a request may hold megabytes."""
+    return _REPR.repr(value)
 
 
 def check_fields(body: Mapping[str, Any]) -> None:

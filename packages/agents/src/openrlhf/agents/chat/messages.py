@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openrlhf.agents.chat.errors import bad_request, shown
+from openrlhf.agents.chat.fields import bad_request, shown
 from openrlhf.agents.json_text import parse_json
 
 ROLES = ("system", "user", "assistant", "tool")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from openrlhf.agents.chat.errors import bad_request
+from openrlhf.agents.chat.fields import bad_request
 
 PROBE = "probe7f3a"
 MARK = "xOpenEnd7f3ax"  # stands behind a message that is to be continued, while it is rendered

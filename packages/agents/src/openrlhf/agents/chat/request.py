@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from openrlhf.agents.chat.errors import bad_request, shown
-from openrlhf.agents.chat.fields import REFUSED, STREAM_OPTIONS, check_fields, check_names
+from openrlhf.agents.chat.fields import REFUSED, STREAM_OPTIONS, bad_request, check_fields, check_names, shown
 from openrlhf.agents.chat.messages import Conversation, read_messages
 from openrlhf.agents.chat.render import RESERVED, ChatRenderer, Ending
 from openrlhf.agents.engine import SamplingParams

@@ -13,14 +13,14 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from openrlhf.agents.chat.errors import ApiError, bad_request, shown
+from openrlhf.agents.chat.fields import ApiError, bad_request, shown
 from openrlhf.agents.chat.request import NUMBERS, ChatRequest, read_chat_request, read_tokenize_request
 from openrlhf.agents.chat.response import Answer, make_choice
 from openrlhf.agents.chat.session import ChatSession, Plan
 from openrlhf.agents.engine import EngineError, RequestRefusedError, SamplingParams
+from openrlhf.agents.failures import warn_once
 from openrlhf.agents.json_text import parse_json
-from openrlhf.agents.seeds import sample_seed
-from openrlhf.agents.warn import warn_once
+from openrlhf.agents.sampling import sample_seed
 
 try:
     import uvicorn

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from openrlhf.agents.chat.errors import ApiError, bad_request
+from openrlhf.agents.chat.fields import ApiError, bad_request
 from openrlhf.agents.chat.history import Base, Branch, Reply, as_sampled, find_by_keys, find_by_text
 from openrlhf.agents.chat.messages import Conversation, Key
 from openrlhf.agents.chat.reasoning import opened
@@ -74,7 +74,6 @@ class ChatSession:
         self.max_length = max_length
         self.branches: list[Branch] = []
         self.template_breaks = 0
-        self.tokenized = 0
         self.calls = 0
         self.tool_calls = 0
         self.stop_reason = StopReason.DONE
@@ -105,7 +104,7 @@ class ChatSession:
         keys: list[Key] = [("tools", json.dumps([tools, options], sort_keys=True, default=str)), *conversation.keys]
         base, text, broken = self._find(conversation, keys, tools, options, ending)
         known = "" if base is None else base[0].text[: base[1].text]
-        new_ids = self._encode(text[len(known) :])
+        new_ids = self.tokenizer.encode(text[len(known) :], add_special_tokens=False)
         old_ids = [] if base is None else base[0].recorder.token_ids[: base[1].tokens]
         plan = Plan(
             prompt_ids=old_ids + new_ids,
@@ -152,11 +151,6 @@ class ChatSession:
             return self.renderer.render(as_sampled(base, keys, conversation), *how)
         except ApiError:
             return None
-
-    def _encode(self, text: str) -> list[int]:
-        ids = self.tokenizer.encode(text, add_special_tokens=False)
-        self.tokenized += len(ids)
-        return ids
 
     def _check_turns(self) -> None:
         if self.calls >= self.engine.settings.agent.max_turns:

@@ -12,8 +12,8 @@ from typing import Any
 
 from openrlhf.agents.chat.reasoning import split_reasoning
 from openrlhf.agents.chat.tool_formats import FORMATS, Found, Offered, Tool, ToolCall
+from openrlhf.agents.failures import warn_once
 from openrlhf.agents.graders.patterns import schema_errors
-from openrlhf.agents.warn import warn_once
 
 logger = logging.getLogger(__name__)
 

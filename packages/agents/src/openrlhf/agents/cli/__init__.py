@@ -1,3 +1,30 @@
 """The command `openrlhf-agents`: write, check and run agents without a GPU."""
 
-from openrlhf.agents.cli.main import main as main
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from openrlhf.agents.cli.check import add_check, add_template, run_check, run_template
+from openrlhf.agents.cli.init import add_init, run_init
+from openrlhf.agents.cli.run import add_run, run_run
+from openrlhf.agents.files import CodeFileError
+from openrlhf.agents.proxies import keep_loopback_direct
+
+COMMANDS = {"init": run_init, "check": run_check, "run": run_run, "template": run_template}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point; exits with 0, 1 (something was found) or 2 (wrong use)."""
+    parser = argparse.ArgumentParser(prog="openrlhf-agents", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in (add_init, add_check, add_run, add_template):
+        add(commands)
+    arguments = parser.parse_args(argv)
+    keep_loopback_direct()
+    try:
+        sys.exit(COMMANDS[arguments.command](arguments))
+    except (CodeFileError, FileExistsError, FileNotFoundError, ValueError, ImportError) as error:
+        print(f"openrlhf-agents {arguments.command}: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,4 +1,7 @@
-"""`openrlhf-agents check FILE`: runs episodes, shows them with their masks and names what breaks the contract."""
+"""`openrlhf-agents check FILE`: runs episodes, shows them with their masks and names what breaks the contract.
+
+`openrlhf-agents template MODEL`: does its chat template keep history as the model wrote it, and what follows?
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from openrlhf.agents.agent_file import load_executor
+from openrlhf.agents.chat.analysis import analyse_template
 from openrlhf.agents.cli.models import add_model_arguments, make_engine, make_tokenizer
 from openrlhf.agents.config import AgentConfig
 from openrlhf.agents.context import EpisodeSettings, GroupContext
 from openrlhf.agents.engine import SamplingParams
-from openrlhf.agents.seeds import sample_seed
+from openrlhf.agents.sampling import sample_seed
 from openrlhf.agents.types import PromptItem, StopReason, Trajectory
 
 GREEN, RED, OFF = "\033[32m", "\033[31m", "\033[0m"
@@ -153,3 +157,14 @@ def report(findings: list[Finding], color: bool) -> int:
     if not unique:
         print("ok: nothing found")
     return int(any(finding.error for finding in unique))
+
+
+def add_template(commands: Any) -> None:
+    parser = commands.add_parser("template", help="is a model's chat template append-only? (needs the [hf] extra)")
+    parser.add_argument("model", help="a Hugging Face model name or folder")
+
+
+def run_template(arguments: argparse.Namespace) -> int:
+    report = analyse_template(make_tokenizer(arguments.model))
+    print(report)
+    return int(not report.usable)

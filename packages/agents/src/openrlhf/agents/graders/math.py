@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import logging
 import re
-from fractions import Fraction
 
 from openrlhf.agents.graders.answer.compare import same
-from openrlhf.agents.graders.answer.equality import symbols
-from openrlhf.agents.graders.answer.errors import TooLargeError, UnreadableError
-from openrlhf.agents.graders.answer.shapes import Leaf, Shape, shape_of
+from openrlhf.agents.graders.answer.shapes import shape_of
 from openrlhf.agents.graders.answer.tidy import Tidy, tidy
-from openrlhf.agents.graders.answer.values import DIGITS, Evaluator, OutsideError, start_count
+from openrlhf.agents.graders.answer.tokens import TooLargeError, UnreadableError
+from openrlhf.agents.graders.answer.values import OutsideError, start_count
 from openrlhf.agents.graders.text import FINAL_MARK, strip_special
 
 logger = logging.getLogger(__name__)
@@ -138,19 +136,6 @@ def _same(a: Tidy, b: Tidy) -> bool:
         return same(*sorted((shape_of(a.text), shape_of(b.text)), key=repr))
     except (TooLargeError, UnreadableError, OutsideError, RecursionError):  # the last: deep in the caller's own stack
         return False
-
-
-def parse_number(text: str) -> Fraction | None:
-    """The exact value of a rational number (decimal, fraction, mixed number, percentage, power); else None."""
-    start_count()
-    try:
-        shape: Shape = shape_of(tidy(repair(text)).text)
-        if not isinstance(shape, Leaf) or shape.node is None or symbols(shape.node):
-            return None
-        value = Evaluator({}, digits=DIGITS, complex=False).value(shape.node)
-    except (TooLargeError, UnreadableError, OutsideError):
-        return None
-    return value if isinstance(value, Fraction) else None
 
 
 def repair(text: str) -> str:

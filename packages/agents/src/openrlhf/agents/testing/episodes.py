@@ -12,7 +12,7 @@ from openrlhf.agents.context import EpisodeSettings, GroupContext
 from openrlhf.agents.engine import Engine
 from openrlhf.agents.executor import AgentExecutorBase, MultiTurnAgentExecutor
 from openrlhf.agents.proxies import keep_loopback_direct
-from openrlhf.agents.seeds import sample_seed
+from openrlhf.agents.sampling import sample_seed
 from openrlhf.agents.testing.engine import Script, ScriptedEngine
 from openrlhf.agents.testing.tokenizer import ByteTokenizer
 from openrlhf.agents.types import PromptItem, Trajectory

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from openrlhf.agents.graders.answer.errors import UnreadableError
-from openrlhf.agents.graders.answer.tokens import MAX_DEPTH, Token, matrix_rows
+from openrlhf.agents.graders.answer.tokens import MAX_DEPTH, Token, UnreadableError, matrix_rows
 
 GREEK = {
     "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu",

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from openrlhf.agents.graders.answer.equality import close, equal, infinity, symbols
-from openrlhf.agents.graders.answer.errors import UnreadableError
 from openrlhf.agents.graders.answer.reader import Node, number
 from openrlhf.agents.graders.answer.shapes import Combination, Group, Leaf, Range, Relation, Shape
+from openrlhf.agents.graders.answer.tokens import UnreadableError
 from openrlhf.agents.graders.answer.values import DIGITS, Evaluator, OutsideError
 
 MINUS, PLUS = Node("neg", (Node("infty"),)), Node("infty")

@@ -10,9 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from openrlhf.agents.graders.answer.errors import UnreadableError
 from openrlhf.agents.graders.answer.reader import LIBRARY, Node, read
-from openrlhf.agents.graders.answer.tokens import Token, closes_at_end, matrix_rows, split, tokenize
+from openrlhf.agents.graders.answer.tokens import Token, UnreadableError, closes_at_end, matrix_rows, split, tokenize
 
 RELATIONS = {"=", "<", ">", "\\le", "\\ge", "\\ne"}
 MAX_MEMBERS = 64

@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from openrlhf.agents.graders.answer.errors import TooLargeError, UnreadableError
 from openrlhf.agents.graders.answer.tidy import ROW
 
 NAMES = [
@@ -35,6 +34,15 @@ TOKEN = re.compile(
 OPEN, CLOSE = {"(", "[", "{", "\\{", "\\langle", "begin"}, {")", "]", "}", "\\}", "\\rangle", "end"}
 MAX_EXPONENT = 5000  # of ten, in scientific notation
 MAX_DEPTH = 60
+
+
+# Why an answer cannot be compared: inside the grader only, outside it such an answer is wrong.
+class UnreadableError(Exception):
+    """The text is no answer that we can read."""
+
+
+class TooLargeError(Exception):
+    """The answer can be read, but its value costs more than an answer may cost."""
 
 
 @dataclass(frozen=True, slots=True)

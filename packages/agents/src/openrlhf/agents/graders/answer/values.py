@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from openrlhf.agents.graders.answer.errors import TooLargeError, UnreadableError
 from openrlhf.agents.graders.answer.reader import Node
+from openrlhf.agents.graders.answer.tokens import TooLargeError, UnreadableError
 
 MAX_BITS = 2_100_000  # of a whole number
 MAX_FRACTION_BITS = 60_000  # of a fraction: adding two needs a greatest common divisor
