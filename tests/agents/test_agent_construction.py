@@ -94,7 +94,7 @@ def test_r06_a_constructor_that_hangs_or_raises_fails_its_sample():
     assert hanging.failure is not None
     assert (hanging.stop_reason, hanging.failure.message) == (
         StopReason.TIMEOUT,
-        "__init__() took longer than --agent.timeout 0.05 s",
+        "__init__() took longer than `agent.timeout` 0.05 s",
     )
     raising = run_episode(Raising, ["x"])
     assert raising.failure is not None

@@ -43,7 +43,7 @@ def test_left_truncation(max_new, kept):  # O02
 
 @pytest.mark.parametrize("max_new", [8, 9, 100])
 def test_no_room_for_the_prompt_is_refused(max_new):  # O02
-    with pytest.raises(ValueError, match=r"--rollout.max_new_tokens .* smaller than --data.max_len 8"):
+    with pytest.raises(ValueError, match=r"`max_new_tokens` .* smaller than `max_length` 8"):
         run_episode(SingleTurnExecutor(), ["x"], "abc", max_length=8, max_new_tokens=max_new)
 
 

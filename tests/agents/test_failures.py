@@ -77,7 +77,7 @@ def test_step_that_hangs():  # B068
 
     t = run_episode(Hangs, ["x"], "p", timeout=0.05)
     assert (t.stop_reason, failure(t).border) == (StopReason.TIMEOUT, "timeout")
-    assert failure(t).message == "step() of turn 1 took longer than --agent.timeout 0.05 s"
+    assert failure(t).message == "step() of turn 1 took longer than `agent.timeout` 0.05 s"
     assert t.token_ids == [*ids("px"), EOS]  # kept to look at
     assert t.num_trainable == 0
 

@@ -166,6 +166,6 @@ def test_n14_a_slow_import_is_not_the_call_and_has_a_limit_of_its_own(monkeypatc
 
     message = with_pool(code, body)
     assert message == (
-        "my_reward.py: importing it took longer than 0.2 s, the limit of an import (--reward.timeout counts for calls "
+        "my_reward.py: importing it took longer than 0.2 s, the limit of an import (`reward.timeout` counts for calls "
         "only), process killed"
     )

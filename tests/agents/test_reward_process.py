@@ -64,7 +64,7 @@ def test_unusable_files_are_found_before_anything_starts(reward_file, source, me
 
 
 def test_missing_file():
-    with pytest.raises(CodeFileError, match=r"--reward.remote_url: file not found: 'no_such.py'"):
+    with pytest.raises(CodeFileError, match=r"`reward_file`: file not found: 'no_such.py'"):
         check_reward_file("no_such.py")
 
 
@@ -99,7 +99,7 @@ def test_hanging_calls_are_killed_and_later_ones_are_served(reward_file):  # B13
         for kind in ("spin", "sleep", "regex"):
             await pool.start()
             pids.add(pool._processes[0].pid)
-            with pytest.raises(RewardTimeoutError, match=r"longer than --reward.timeout 0.4 s"):
+            with pytest.raises(RewardTimeoutError, match=r"longer than `reward.timeout` 0.4 s"):
                 await score(pool, [kind])
         for _ in range(20):
             assert (await score(pool, ["fine"])).rewards == [0.5]

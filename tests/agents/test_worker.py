@@ -81,9 +81,9 @@ def test_waiting_for_a_place_is_not_the_agents_time():
 
 
 def test_limits_are_checked():
-    with pytest.raises(ValueError, match=r"--agent.max_turns must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"`agent.max_turns` must be at least 1, got 0"):
         AgentConfig(max_turns=0)
-    with pytest.raises(ValueError, match=r"--reward.timeout must be more than 0 seconds, got 0"):
+    with pytest.raises(ValueError, match=r"`reward.timeout` must be more than 0 seconds, got 0"):
         RewardFunctionConfig(timeout=0)
 
 

@@ -104,7 +104,7 @@ def test_all_masked_and_empty(estimator: str) -> None:
 
 @pytest.mark.parametrize("estimator", [e for e in ALL if e not in ("gae", "reinforce")])
 def test_gamma_with_an_estimator_that_does_not_use_it(estimator: str) -> None:
-    with pytest.raises(ValueError, match=r"--algo\.advantage\.gamma 0\.9"):
+    with pytest.raises(ValueError, match=r"`advantage\.gamma` 0\.9"):
         compute_advantages(estimator, rows([1.0]), mask([1]), gamma=0.9)
 
 

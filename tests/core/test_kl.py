@@ -89,7 +89,7 @@ def test_half_precision_is_computed_in_float32() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"--algo\.kl\.estimator 'k4'"):
+    with pytest.raises(ValueError, match=r"`kl\.estimator` 'k4'"):
         kl_estimate(torch.zeros(1), torch.zeros(1), "k4")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="differ"):
         kl_estimate(torch.zeros(2), torch.zeros(1), "k1")
@@ -141,10 +141,10 @@ def test_controller_state_round_trip() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (KLConfig(init_coef=-0.1), r"--algo\.kl\.init_coef"),
-        (KLConfig(target=-1.0), r"--algo\.kl\.target"),
-        (KLConfig(target=0.0), r"--algo\.kl\.target"),
-        (KLConfig(target=1.0, horizon=0), r"--algo\.kl\.horizon"),
+        (KLConfig(init_coef=-0.1), r"`kl\.init_coef`"),
+        (KLConfig(target=-1.0), r"`kl\.target`"),
+        (KLConfig(target=0.0), r"`kl\.target`"),
+        (KLConfig(target=1.0, horizon=0), r"`kl\.horizon`"),
     ],
 )
 def test_controller_errors(config: KLConfig, message: str) -> None:

@@ -223,7 +223,7 @@ def test_float32_probabilities_sum_to_one_over_a_large_vocabulary() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"temperature": 0.0}, r"--rollout\.temperature must be > 0 to score tokens, got 0\.0"),
+        ({"temperature": 0.0}, r"`temperature` must be > 0 to score tokens, got 0\.0"),
         ({"chunk_tokens": 0}, "chunk_tokens and chunk_vocab must be > 0"),
         ({"chunk_vocab": -1}, "chunk_tokens and chunk_vocab must be > 0"),
         ({"targets": torch.zeros(3, dtype=torch.long)}, r"targets \[N\]"),
@@ -242,7 +242,7 @@ def test_errors(change: dict[str, object], message: str) -> None:
 def test_errors_of_the_plain_functions() -> None:
     with pytest.raises(ValueError, match="must agree"):
         logprobs_from_logits(torch.zeros(2, 3), torch.zeros(3, dtype=torch.long))
-    with pytest.raises(ValueError, match=r"--rollout\.temperature"):
+    with pytest.raises(ValueError, match=r"`temperature`"):
         entropy_from_logits(torch.zeros(2, 3), 0.0)
 
 

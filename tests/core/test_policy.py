@@ -111,7 +111,7 @@ def test_aggregation(mode: LossAggMode, expected: float, micro: int, width: int)
 
 def test_gspo_implies_sequence_means() -> None:
     assert mean(two_samples("token-mean", "gspo")) == pytest.approx(0.0, abs=1e-7)
-    with pytest.raises(ValueError, match=r"--actor\.loss_agg_mode 'seq-mean-token-sum-norm'"):
+    with pytest.raises(ValueError, match=r"`loss_agg_mode` 'seq-mean-token-sum-norm'"):
         two_samples("seq-mean-token-sum-norm", "gspo")
 
 
@@ -262,11 +262,11 @@ def test_first_step_ratio_is_one_and_detached_logprobs_equal_the_long_way() -> N
 @pytest.mark.parametrize(
     ("config", "correction", "message"),
     [
-        (PolicyLossConfig(dual_clip=1.0), None, r"--actor\.dual_clip must be > 1, got 1\.0"),
-        (PolicyLossConfig(eps_clip=-0.1), None, r"--actor\.eps_clip"),
-        (PolicyLossConfig(eps_clip_low_high=(1.5, 0.2)), None, r"--actor\.eps_clip"),
-        (PPO, replace(CORRECTED, is_correction_threshold=(5.0, 0.5)), "is_correction_threshold needs 0 <= low <= high"),
-        (PPO, replace(CORRECTED, is_correction_type="clip"), "is_correction_type 'clip' is unknown"),
+        (PolicyLossConfig(dual_clip=1.0), None, r"`dual_clip` must be > 1, got 1\.0"),
+        (PolicyLossConfig(eps_clip=-0.1), None, r"`eps_clip`"),
+        (PolicyLossConfig(eps_clip_low_high=(1.5, 0.2)), None, r"`eps_clip`"),
+        (PPO, replace(CORRECTED, is_correction_threshold=(5.0, 0.5)), "_threshold` needs 0 <= low <= high"),
+        (PPO, replace(CORRECTED, is_correction_type="clip"), "is_correction_type` 'clip' is unknown"),
     ],
 )
 def test_options_out_of_range(config: PolicyLossConfig, correction: AdvantageConfig | None, message: str) -> None:

@@ -88,9 +88,9 @@ def test_padding_pairs_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beta": 0.0}, r"--model\.beta must be > 0"),
-        ({"beta": 0.1, "label_smoothing": 0.6}, r"--model\.label_smoothing must lie in \[0, 0\.5\], got 0\.6"),
-        ({"beta": 0.1, "label_smoothing": 0.1, "ipo": True}, r"--model\.ipo_enable"),
+        ({"beta": 0.0}, r"`beta` must be > 0"),
+        ({"beta": 0.1, "label_smoothing": 0.6}, r"`label_smoothing` must lie in \[0, 0\.5\], got 0\.6"),
+        ({"beta": 0.1, "label_smoothing": 0.1, "ipo": True}, r"`ipo`"),
     ],
 )
 def test_dpo_errors(options: dict[str, float], message: str) -> None:
@@ -148,7 +148,7 @@ def test_reward_model_padding_and_errors() -> None:
     out = reward_model_loss(chosen=vec(1, 5), rejected=vec(0, 9), valid=torch.tensor([True, False]))
     assert out.count == 1
     assert mean(out) == pytest.approx(softplus(-1))
-    with pytest.raises(ValueError, match=r"--model\.loss_type 'hinge'"):
+    with pytest.raises(ValueError, match=r"`loss_type` 'hinge'"):
         reward_model_loss(chosen=vec(1), rejected=vec(0), loss_type="hinge")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"--model\.margin_loss_enable needs"):
+    with pytest.raises(ValueError, match=r"`margin` needs"):
         reward_model_loss(chosen=vec(1), rejected=vec(0), margin=vec(1), loss_type="logexp")

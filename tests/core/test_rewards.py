@@ -165,7 +165,7 @@ def test_overlong_buffer_of_zero_is_off() -> None:  # B028
 
 @pytest.mark.parametrize("buffer", [101.0, -1.0])
 def test_overlong_buffer_out_of_range(buffer: float) -> None:
-    with pytest.raises(ValueError, match=r"--reward\.overlong_buffer_len"):
+    with pytest.raises(ValueError, match=r"`overlong_buffer_len`"):
         overlong_penalty(torch.tensor([5]), 100, buffer, 1.0)
 
 
@@ -178,7 +178,7 @@ def test_stop_properly_penalty(coef: float, expected: list[float]) -> None:
 
 
 def test_stop_properly_penalty_above_one() -> None:
-    with pytest.raises(ValueError, match=r"--reward\.stop_properly_penalty_coef must be <= 1, got 1\.5"):
+    with pytest.raises(ValueError, match=r"`stop_properly_penalty_coef` must be <= 1, got 1\.5"):
         stop_properly_penalty(vec(1), torch.tensor([True]), 1.5)
 
 
@@ -217,7 +217,7 @@ def test_shaping_keeps_a_failed_sample_nan() -> None:
 
 
 def test_shaping_errors() -> None:
-    with pytest.raises(ValueError, match=r"--reward\.clip_range"):
+    with pytest.raises(ValueError, match=r"`clip_range`"):
         shape([1], RewardShapingConfig(clip_range=(1.0, -1.0)))
     with pytest.raises(ValueError, match="vectors of one length"):
         shape_rewards(

@@ -92,8 +92,8 @@ def test_no_code_compares_with_a_name() -> None:
 
 def test_an_unknown_name_is_an_error_everywhere() -> None:
     config = PolicyLossConfig(policy_loss_type="flash")
-    estimator = r"--algo\.advantage\.estimator 'flash' is unknown: choose one of gae, reinforce, rloo, "
-    loss = r"--actor\.policy_loss_type 'flash' is unknown: choose one of ppo, gspo$"
+    estimator = r"`advantage\.estimator` 'flash' is unknown: choose one of gae, reinforce, rloo, "
+    loss = r"`policy_loss_type` 'flash' is unknown: choose one of ppo, gspo$"
     x, m = rows([1.0]), mask([1])
     for call, message in (
         (lambda: group_baseline("flash", vec(1, 0), [0, 0]), estimator),

@@ -54,7 +54,7 @@ def test_all_masked() -> None:
 
 def test_errors() -> None:
     x, m = rows([1.0]), mask([1])
-    with pytest.raises(ValueError, match=r"--critic\.value_clip must be > 0, got 0\.0"):
+    with pytest.raises(ValueError, match=r"`value_clip` must be > 0, got 0\.0"):
         value_loss(values=x, old_values=x, returns=x, action_mask=m, value_clip=0.0)
     with pytest.raises(ValueError, match=r"returns must be \[B, T\]"):
         value_loss(values=x, old_values=x, returns=x[0], action_mask=m, value_clip=0.5)

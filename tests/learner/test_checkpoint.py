@@ -37,9 +37,9 @@ def test_an_export_is_weights_only(ranks: RankResults) -> None:
 def test_refusals_name_what_differs_and_the_way_out(ranks: RankResults) -> None:
     for messages in result(ranks, "refusals", 2):
         assert "no learner checkpoint" in messages["nothing"]
-        assert "--ds.zero_stage 1, this run has 2" in messages["stage"]
+        assert "`ds.zero_stage` 1, this run has 2" in messages["stage"]
         assert "python -m openrlhf.learner.universal" in messages["universal"]
-        assert "--train.enable_ema" in messages["ema"]
+        assert "`batch.enable_ema`" in messages["ema"]
 
 
 @pytest.mark.parametrize(("written", "stage"), UNIVERSAL_LOADS)
@@ -61,7 +61,7 @@ def test_other_world_size_without_conversion_is_refused_with_the_command(ranks: 
     message = result(ranks, "load_at_other_world", 1)[0]["refused"][3, 3]
     assert "written by 2 ranks, this run has 1" in message
     assert "python -m openrlhf.learner.universal" in message
-    assert "--ds.use_universal_ckpt" in message
+    assert "`ds.use_universal_ckpt`" in message
 
 
 @pytest.mark.parametrize(("written", "stage"), [(2, 3), (3, 2), (2, 0), (0, 2)])
@@ -69,7 +69,7 @@ def test_universal_checkpoints_of_another_kind_of_stage_are_refused(
     ranks: RankResults, written: int, stage: int
 ) -> None:
     message = result(ranks, "load_at_other_world", 1)[0]["refused"][written, stage]
-    assert f"--ds.zero_stage {written}, this run has {stage}: stages 1 and 2 load" in message
+    assert f"`ds.zero_stage` {written}, this run has {stage}: stages 1 and 2 load" in message
     assert "0 and 3 only their own" in message
 
 

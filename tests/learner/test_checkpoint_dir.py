@@ -101,7 +101,7 @@ def test_size_limit_spares_best_and_newest(tmp_path: Path) -> None:
 
 
 def test_keeping_none_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"--ckpt\.max_num"):
+    with pytest.raises(ValueError, match=r"`store\.max_num`"):
         CheckpointStore(tmp_path, max_num=0)
 
 

@@ -103,11 +103,11 @@ def test_deepspeed_never_clips_muon_nor_stage_0(stage: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"param_dtype": "auto"}, "--ds.param_dtype"),
-        ({"attn_implementation": "auto"}, "--ds.attn_implementation"),
-        ({"zero_stage": 4}, "--ds.zero_stage"),
-        ({"load_in_4bit": True}, "--ds.load_in_4bit"),
-        ({"ring_attn_size": 2}, "--ds.ring_attn_size"),
+        ({"param_dtype": "auto"}, "`ds.param_dtype`"),
+        ({"attn_implementation": "auto"}, "`ds.attn_implementation`"),
+        ({"zero_stage": 4}, "`ds.zero_stage`"),
+        ({"load_in_4bit": True}, "`ds.load_in_4bit`"),
+        ({"ring_attn_size": 2}, "`ds.ring_attn_size`"),
     ],
 )
 def test_spec_refuses(changes: dict[str, Any], message: str) -> None:
@@ -116,7 +116,7 @@ def test_spec_refuses(changes: dict[str, Any], message: str) -> None:
 
 
 def test_spec_refuses_temperature_zero() -> None:
-    with pytest.raises(ValueError, match=r"--rollout\.temperature"):
+    with pytest.raises(ValueError, match=r"`temperature`"):
         LearnerSpec(role=Role.POLICY, model_path="m", ds=DS, temperature=0.0)
 
 

@@ -19,7 +19,7 @@ RANK_CASES = {1: ["wrapper", "bf16_critic"]}
 def test_e_an_unknown_wrapper_ends_the_start(ranks: RankResults) -> None:
     (said,) = result(ranks, "wrapper", 1)
     assert "made a BF16_Optimizer" in said
-    assert "--ds.zero_stage 2" in said
+    assert "`ds.zero_stage` 2" in said
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_e_refused_by_name(stage: int, dtype: str, offload: bool, refused: bool)
 
     spec(None)  # a frozen model accumulates nothing
     if refused:
-        with pytest.raises(ValueError, match=r"--ds.grad_accum_dtype 'fp32' .* --ds.zero_stage 1: use 2"):
+        with pytest.raises(ValueError, match=r"`ds.grad_accum_dtype` 'fp32' .* `ds.zero_stage` 1: use 2"):
             spec(OptimConfig())
     else:
         spec(OptimConfig())

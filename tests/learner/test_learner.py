@@ -151,7 +151,7 @@ def test_non_finite_step_is_skipped_on_all_ranks(ranks: RankResults, case: str) 
         assert outcome["steps"] == 1
         assert outcome["asked"] == 2  # N06: the run ends with the last step allowed, not one later
         assert outcome["message"].startswith("2 optimiser steps in a row")
-        assert "--train.max_skipped_steps 2" in outcome["message"]
+        assert "`batch.max_skipped_steps` 2" in outcome["message"]
         assert "number 6" in outcome["message"]
 
 

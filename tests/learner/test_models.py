@@ -68,7 +68,7 @@ def test_rewards_equal_those_of_transformers(models: Path, arch: str, packed: bo
 
 def test_reward_model_with_another_head_name_is_refused_naming_both(models: Path) -> None:
     # B120
-    with pytest.raises(ValueError, match=r"no head 'value_head'; it has 'score'.*--ds\.value_head_prefix"):
+    with pytest.raises(ValueError, match=r"no head 'value_head'; it has 'score'.*`ds\.value_head_prefix`"):
         load(models / "classifier-qwen3", Role.REWARD, "value_head")
     with pytest.raises(ValueError, match=r"no head 'value_head'; it has 'score'"):
         load(models / "classifier-qwen3", Role.CRITIC, "value_head", OptimConfig())
@@ -151,7 +151,7 @@ def test_packing_is_refused_for_layers_with_a_state(tmp_path: Path) -> None:
     hybrid_config().save_pretrained(tmp_path)
     ds = DsConfig(param_dtype="fp32", attn_implementation="sdpa", packing_samples=True)
     spec = LearnerSpec(role=Role.POLICY, model_path=str(tmp_path), ds=ds)
-    with pytest.raises(ValueError, match=r"linear_attention layers.*leave --ds\.packing_samples and --train\.dynamic"):
+    with pytest.raises(ValueError, match=r"linear_attention layers.*leave `ds\.packing_samples` and `batch\.dynamic"):
         load_module(spec, {}, CPU)
 
 

@@ -163,7 +163,7 @@ def test_stream_of_a_mixture_has_the_tensors_of_its_file(models: Path) -> None:
 
 
 def test_balance_loss_of_a_dense_model_is_an_error(models: Path) -> None:
-    with pytest.raises(ValueError, match=r"--\*\.aux_loss_coef 0\.1 needs a mixture of experts"):
+    with pytest.raises(ValueError, match=r"`aux_loss_coef` 0\.1 needs a mixture of experts"):
         load(models / "qwen3", aux_loss_coef=0.1)
 
 
@@ -223,7 +223,7 @@ def test_n04_checkpointing_changes_no_gradient_of_the_balance_loss(models: Path,
 
 def test_n04_the_reentrant_form_is_refused_with_a_balance_loss(models: Path) -> None:
     model = ModelConfig(gradient_checkpointing_enable=True, gradient_checkpointing_reentrant=True)
-    with pytest.raises(ValueError, match=r"checkpointing_reentrant with --\*\.aux_loss_coef 0\.1.*not trained"):
+    with pytest.raises(ValueError, match=r"checkpointing_reentrant with `aux_loss_coef` 0\.1.*not trained"):
         load(models / "qwen3_moe", optim=OptimConfig(), model=model, aux_loss_coef=0.1)
     load(models / "qwen3_moe", optim=OptimConfig(), model=model)
     load(models / "qwen3_moe", Role.REFERENCE, model=model, aux_loss_coef=0.1)
@@ -252,5 +252,5 @@ def test_model_that_mixes_packed_samples_is_refused(models: Path, monkeypatch: p
         return forward(*args, position_ids=torch.arange(position_ids.shape[1])[None], **kwargs)
 
     monkeypatch.setattr(backbone, "forward", leaky)
-    with pytest.raises(ValueError, match=r"'qwen3' models mix the samples.*--ds\.packing_samples"):
+    with pytest.raises(ValueError, match=r"'qwen3' models mix the samples.*`ds\.packing_samples`"):
         module.check_packing(CPU)

@@ -136,7 +136,7 @@ def test_clip_factor() -> None:
     [
         (OptimConfig(optim="muon", muon=MuonConfig(ns_steps=3)), False, r"muon\.ns_steps 3"),
         (OptimConfig(optim="muon", muon=MuonConfig(nesterov=False)), False, r"muon\.no_nesterov"),
-        (OptimConfig(optim="muon"), True, r"--ds\.adam_offload"),
+        (OptimConfig(optim="muon"), True, r"`ds\.adam_offload`"),
     ],
 )
 def test_options_the_backend_would_ignore_are_errors(config: OptimConfig, offload: bool, message: str) -> None:

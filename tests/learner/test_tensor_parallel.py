@@ -96,11 +96,11 @@ def spec(size: int = 2, optim: OptimConfig | None = OptimConfig(), **ds: Any) ->
 
 
 def test_zero_3_muon_and_adapters_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"--ds\.tensor_parallel_size 2 does not work with --ds\.zero_stage 3"):
+    with pytest.raises(ValueError, match=r"`ds\.tensor_parallel_size` 2 does not work with `ds\.zero_stage` 3"):
         spec(zero_stage=3)
-    with pytest.raises(ValueError, match=r"--ds\.tensor_parallel_size 2 does not work with --\*\.optim muon"):
+    with pytest.raises(ValueError, match=r"`ds\.tensor_parallel_size` 2 does not work with `optim\.optim` muon"):
         spec(optim=OptimConfig(optim="muon"))
-    with pytest.raises(ValueError, match=r"--ds\.tensor_parallel_size 2 does not work with --ds\.lora\.rank"):
+    with pytest.raises(ValueError, match=r"`ds\.tensor_parallel_size` 2 does not work with `ds\.lora\.rank`"):
         spec(lora=LoraConfig(rank=4))
 
 
@@ -113,13 +113,13 @@ def test_zero_3_muon_and_adapters_are_refused() -> None:
     ],
 )
 def test_models_that_cannot_be_cut(arch: str, size: int, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"--ds\.tensor_parallel_size {size}.*{message}"):
+    with pytest.raises(ValueError, match=rf"`ds\.tensor_parallel_size` {size}.*{message}"):
         check_model(spec(size), tiny_config(arch))
 
 
 def test_ranks_that_are_no_whole_groups() -> None:
     check_world(2, 4)
-    with pytest.raises(ValueError, match=r"--ds\.tensor_parallel_size 2 does not divide the 3 ranks"):
+    with pytest.raises(ValueError, match=r"`ds\.tensor_parallel_size` 2 does not divide the 3 ranks"):
         check_world(2, 3)
 
 

@@ -175,7 +175,7 @@ def test_a_group_with_one_survivor_is_dropped_and_replaced() -> None:  # B064
 
 def test_everything_fails_ends_the_run_in_the_first_batch_with_the_first_cause() -> None:  # B064
     rollout = ScriptedRollout(lambda p: group(p, None, None))
-    with pytest.raises(RolloutFailedError, match=r"--rollout.max_failed_fraction 0.1 (?s:.*)agent: boom \d"):
+    with pytest.raises(RolloutFailedError, match=r"`max_failed_fraction` 0.1 (?s:.*)agent: boom \d"):
         run(itertools.count(), rollout, GroupRules(batch_size=4), 1)
     assert len(rollout.started) == 4
 

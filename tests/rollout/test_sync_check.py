@@ -26,7 +26,7 @@ def test_too_large_a_difference_names_engine_place_and_numbers() -> None:
     with pytest.raises(SyncError) as caught:
         compare([[0.0, -1.0], [0.0, -3.0]], [[0.0, -1.0], [0.0, -4.5]], tolerance=1e-3, engine="engine-1")
     message = str(caught.value)
-    for part in ("engine-1", "0.75", "0.001", "--vllm.sync_tolerance", "sequence 1, token 1", "-3", "-4.5"):
+    for part in ("engine-1", "0.75", "0.001", "`sync_tolerance`", "sequence 1, token 1", "-3", "-4.5"):
         assert part in message
 
 

@@ -17,12 +17,12 @@ def test_engine_args_reach_vllm() -> None:
 
 @pytest.mark.parametrize("text", ["[1]", "{", "3", '"a"'])
 def test_engine_args_must_be_a_json_object(text: str) -> None:
-    with pytest.raises(ValueError, match=r"--vllm.engine_args must be a JSON object, got"):
+    with pytest.raises(ValueError, match=r"`engine.engine_args` must be a JSON object, got"):
         parse_engine_args(text)
 
 
 def test_engine_args_cannot_contradict_a_flag() -> None:
-    with pytest.raises(ValueError, match=r"must not set 'dtype'; use --vllm\.dtype"):
+    with pytest.raises(ValueError, match=r"must not set 'dtype'; use `engine\.dtype`"):
         parse_engine_args('{"dtype": "float16"}')
     with pytest.raises(ValueError, match="processed log-probs"):
         vllm_args(EngineSpec(model="m", engine_args={"logprobs_mode": "raw_logprobs"}))

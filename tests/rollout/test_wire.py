@@ -94,7 +94,7 @@ def test_a_stream_that_does_not_follow_the_plan_is_refused() -> None:
     [
         ([], 64, "at least one tensor"),
         ([TensorSpec("a", "float32", (1,))] * 2, 64, "'a' appears twice"),
-        ([TensorSpec("a", "float32", (1,))], 0, "--vllm.sync_bucket_mb"),
+        ([TensorSpec("a", "float32", (1,))], 0, "`bucket_bytes`"),
     ],
 )
 def test_impossible_plans_are_refused(specs: list[TensorSpec], size: int, message: str) -> None:

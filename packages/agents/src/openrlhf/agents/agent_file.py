@@ -21,7 +21,7 @@ from openrlhf.agents.files import CodeFile, CodeFileError, as_code
 from openrlhf.agents.modules import load_module
 from openrlhf.agents.signatures import check_execute
 
-FLAG = "--train.agent_func_path"
+FLAG = "`agent_file`"
 EXPECTED = (
     "expected a class AgentExecutor (a subclass of AgentExecutorBase or MultiTurnAgentExecutor from "
     "openrlhf.utils.agent, constructed without arguments) or one subclass of AgentInstanceBase"

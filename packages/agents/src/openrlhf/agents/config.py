@@ -25,9 +25,9 @@ class AgentConfig:
     def __post_init__(self) -> None:
         for name in ("num_workers", "max_turns", "max_concurrency"):
             if getattr(self, name) < 1:
-                raise ValueError(f"--agent.{name} must be at least 1, got {getattr(self, name)!r}")
+                raise ValueError(f"`agent.{name}` must be at least 1, got {getattr(self, name)!r}")
         if not self.timeout > 0:
-            raise ValueError(f"--agent.timeout must be more than 0 seconds, got {self.timeout!r}")
+            raise ValueError(f"`agent.timeout` must be more than 0 seconds, got {self.timeout!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,4 +41,4 @@ class RewardFunctionConfig:
 
     def __post_init__(self) -> None:
         if not self.timeout > 0:
-            raise ValueError(f"--reward.timeout must be more than 0 seconds, got {self.timeout!r}")
+            raise ValueError(f"`reward.timeout` must be more than 0 seconds, got {self.timeout!r}")

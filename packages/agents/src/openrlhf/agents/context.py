@@ -182,7 +182,7 @@ def prompt_budget(max_length: int, max_new_tokens: int | None) -> int:
     allowed = max_length - (1 if max_new_tokens is None else max_new_tokens)
     if allowed < 1:
         raise ValueError(
-            f"--rollout.max_new_tokens {max_new_tokens!r} must be smaller than --data.max_len {max_length!r}: "
+            f"`max_new_tokens` {max_new_tokens!r} must be smaller than `max_length` {max_length!r}: "
             "nothing would be left for the prompt"
         )
     return allowed
@@ -200,7 +200,7 @@ def fit_prompt(token_ids: Sequence[int], allowed: int, overlong: str, image_toke
     if overlong != "truncate":
         images = f" ({image_tokens} of them for images)" if image_tokens else ""
         raise ValueError(
-            f"the prompt has {total} tokens{images} and only {allowed} fit; raise --data.max_len, lower "
-            "--rollout.max_new_tokens or use --data.overlong_prompts truncate (texts) or smaller images"
+            f"the prompt has {total} tokens{images} and only {allowed} fit; raise `max_length`, lower "
+            "`max_new_tokens` or use `overlong` truncate (texts) or smaller images"
         )
     return list(token_ids[len(token_ids) - allowed :])

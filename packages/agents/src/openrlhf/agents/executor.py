@@ -291,7 +291,7 @@ class _Episode:
         except TimeoutError as error:
             if not scope.expired():
                 raise
-            message = f"{what} took longer than --agent.timeout {seconds:g} s"
+            message = f"{what} took longer than `agent.timeout` {seconds:g} s"
             raise EpisodeFailed("timeout", message, recorder=self.recorder, stop_reason=StopReason.TIMEOUT) from error
 
 
@@ -356,7 +356,7 @@ def warn_truncated(tokens: int, allowed: int) -> None:
     digits = str(_truncated_prompts)
     if digits.strip("0") == "1":
         logger.warning(
-            "%d prompt(s) cut from the left so far: this one has %d tokens and %d fit; see --data.overlong_prompts",
+            "%d prompt(s) cut from the left so far: this one has %d tokens and %d fit; see `overlong`",
             _truncated_prompts,
             tokens,
             allowed,

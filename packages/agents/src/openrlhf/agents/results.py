@@ -33,9 +33,7 @@ def as_trajectories(result: Any, item: PromptItem, engine: SampleEngine, max_len
 
 def _own(trajectory: Trajectory, item: PromptItem, sample_index: int, max_length: int) -> Trajectory:
     if len(trajectory.token_ids) > max_length:
-        raise ValueError(
-            f"execute() returned {len(trajectory.token_ids)} tokens, more than --data.max_len {max_length}"
-        )
+        raise ValueError(f"execute() returned {len(trajectory.token_ids)} tokens, more than `max_length` {max_length}")
     return replace(
         trajectory,
         token_ids=list(trajectory.token_ids),  # its author may keep the lists, and a late call append to them

@@ -18,7 +18,7 @@ from openrlhf.agents.files import CodeFile, CodeFileError, as_code
 from openrlhf.agents.modules import load_module
 from openrlhf.agents.rewards import RewardResult, normalize_rewards
 
-FLAG = "--reward.remote_url"
+FLAG = "`reward_file`"
 FUNCTION = "reward_func"
 SIGNATURE = "reward_func(queries, prompts, labels)"
 IMPORT_SECONDS = 300.0

@@ -51,7 +51,7 @@ class RewardProcess:
             start_new_session=True,
         )
         self._output = asyncio.create_task(self._pass_output_on())
-        limit = f"{IMPORT_SECONDS:g} s, the limit of an import (--reward.timeout counts for calls only)"
+        limit = f"{IMPORT_SECONDS:g} s, the limit of an import (`reward.timeout` counts for calls only)"
         answer = await self._exchange(code_frame(self.code), IMPORT_SECONDS, "importing it", limit)
         if "error" in answer:
             await self.kill()
@@ -67,7 +67,7 @@ class RewardProcess:
             await self.start()
         responses = None if responses is None else list(responses)
         frame = pickle.dumps((list(queries), list(prompts), list(labels), responses))
-        limit = f"--reward.timeout {self.timeout:g} s"
+        limit = f"`reward.timeout` {self.timeout:g} s"
         answer = await self._exchange(frame, self.timeout, f"reward_func({len(queries)} samples)", limit)
         if "error" in answer:
             raise RewardError(f"{self.code.name}: reward_func raised {answer['error']}", answer["traceback"])

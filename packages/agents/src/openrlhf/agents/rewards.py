@@ -165,7 +165,7 @@ def require_reward(trajectory: Trajectory) -> Trajectory:
     """The trajectory, failed where it has no reward and nobody else gives one."""
     if trajectory.failed or trajectory.reward is not None:
         return trajectory
-    message = "the agent returned no reward, and there is no reward model (--reward.model_name_or_path) to give one"
+    message = "the agent returned no reward, and there is no reward model (`reward_model`) to give one"
     return _failed(trajectory, Failure(border="reward", message=message))
 
 

@@ -76,7 +76,7 @@ def _result(task: Task, engine: SampleEngine, timeout: float | None, item: Promp
     if timeout is None:
         failure = Failure(border="agent", message="the agent cancelled the task that it runs in")
         return [failed_trajectory(item, engine.sample_index, failure)]
-    message = f"the agent made no call to the engine for more than --agent.timeout {timeout:g} s"
+    message = f"the agent made no call to the engine for more than `agent.timeout` {timeout:g} s"
     return [
         failed_trajectory(
             item,

@@ -17,8 +17,8 @@ class StopReason(StrEnum):
     STOP = "stop"  # the model ended its answer: EOS or a stop string
     LENGTH = "length"  # a generation call (of any turn) reached max_new_tokens, or the sample reached data.max_len
     DONE = "done"  # the environment said done, and no generation call was cut
-    MAX_TURNS = "max_turns"  # the turn limit (--agent.max_turns) was reached
-    TIMEOUT = "timeout"  # reset, step or the whole episode took longer than --agent.timeout
+    MAX_TURNS = "max_turns"  # the turn limit (`agent.max_turns`) was reached
+    TIMEOUT = "timeout"  # reset, step or the whole episode took longer than `agent.timeout`
     ABORTED = "aborted"  # the run ended the episode (shutdown, surplus group)
     FAILED = "failed"  # an error: see Trajectory.failure
 

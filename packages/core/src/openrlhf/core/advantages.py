@@ -48,11 +48,11 @@ def compute_advantages(
     if gamma != 1.0 and not row.discounts:
         using = " and ".join(name for name, other in ESTIMATORS.items() if other.discounts)
         raise ValueError(
-            f"--algo.advantage.gamma {gamma!r} is used by {using} only: leave it at 1 with "
-            f"--algo.advantage.estimator {estimator!r}"
+            f"`advantage.gamma` {gamma!r} is used by {using} only: leave it at 1 with "
+            f"`advantage.estimator` {estimator!r}"
         )
     if row.critic and values is None:
-        raise ValueError(f"--algo.advantage.estimator {estimator!r} needs the values of a critic, got None")
+        raise ValueError(f"`advantage.estimator` {estimator!r} needs the values of a critic, got None")
     advantages, returns = RETURNS[row.returns](token_rewards, action_mask, values, gamma, lambd)
     return advantages.to(token_rewards.dtype), returns.to(token_rewards.dtype)
 

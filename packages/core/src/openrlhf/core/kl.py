@@ -50,7 +50,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) 
     if estimator == "k3":
         d = d.clamp(-_K3_INPUT_LIMIT, _K3_INPUT_LIMIT)
         return (torch.expm1(-d) + d).clamp(0.0, KL_LIMIT)
-    raise ValueError(f"--algo.kl.estimator {estimator!r} is unknown: choose k1, k2 or k3")
+    raise ValueError(f"`kl.estimator` {estimator!r} is unknown: choose k1, k2 or k3")
 
 
 class KLController(Protocol):
@@ -83,7 +83,7 @@ class FixedKLController:
 
     def __init__(self, value: float) -> None:
         if value < 0:
-            raise ValueError(f"--algo.kl.init_coef must be >= 0, got {value!r}")
+            raise ValueError(f"`kl.init_coef` must be >= 0, got {value!r}")
         self.value = value
 
     def update(self, kl: float, n_samples: int) -> None:
@@ -110,9 +110,9 @@ class AdaptiveKLController(FixedKLController):
     def __init__(self, value: float, target: float, horizon: int) -> None:
         super().__init__(value)
         if target <= 0:
-            raise ValueError(f"--algo.kl.target must be > 0, got {target!r}")
+            raise ValueError(f"`kl.target` must be > 0, got {target!r}")
         if horizon <= 0:
-            raise ValueError(f"--algo.kl.horizon must be > 0, got {horizon!r}")
+            raise ValueError(f"`kl.horizon` must be > 0, got {horizon!r}")
         self.target = target
         self.horizon = horizon
 

@@ -290,7 +290,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 def _check_temperature(temperature: float) -> None:
     if not temperature > 0:
-        raise ValueError(f"--rollout.temperature must be > 0 to score tokens, got {temperature!r}")
+        raise ValueError(f"`temperature` must be > 0 to score tokens, got {temperature!r}")
 
 
 def _check_head(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:

@@ -102,10 +102,10 @@ def shape_rewards(
     check_vectors(rewards=rewards, lengths=lengths, truncated=truncated)
     low, high = config.clip_range
     if not low <= high:
-        raise ValueError(f"--reward.clip_range needs low <= high, got {low!r} {high!r}")
+        raise ValueError(f"`clip_range` needs low <= high, got {low!r} {high!r}")
     shaped = at_least_fp32(rewards)
     if config.normalize_enable:
-        assert norm is not None, "--reward.normalize_enable needs a RunningRewardNorm"
+        assert norm is not None, "`normalize_enable` needs a RunningRewardNorm"
         shaped = norm.normalize(shaped)
     shaped = shaped.clamp(low, high)
     if config.overlong_buffer_len:
@@ -128,8 +128,8 @@ def overlong_penalty(lengths: Tensor, max_length: int, buffer_len: float, factor
     """
     if not 0 <= buffer_len <= max_length:
         raise ValueError(
-            f"--reward.overlong_buffer_len must lie between 0 and the maximum length {max_length!r} "
-            f"(--rollout.max_new_tokens, else --data.max_len), got {buffer_len!r}"
+            f"`overlong_buffer_len` must lie between 0 and the maximum length {max_length!r} "
+            f"(`max_new_tokens`, else `max_length`), got {buffer_len!r}"
         )
     if buffer_len == 0:
         return torch.zeros_like(lengths, dtype=torch.float32)
@@ -146,7 +146,7 @@ def stop_properly_penalty(rewards: Tensor, truncated: Tensor, coef: float) -> Te
         ValueError: coef > 1 or NaN.
     """
     if not coef <= 1:
-        raise ValueError(f"--reward.stop_properly_penalty_coef must be <= 1, got {coef!r}")
+        raise ValueError(f"`stop_properly_penalty_coef` must be <= 1, got {coef!r}")
     penalised = rewards * coef if coef >= 0 else torch.full_like(rewards, coef)
     return torch.where(truncated.bool(), penalised, rewards)
 

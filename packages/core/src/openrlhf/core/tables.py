@@ -158,12 +158,12 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
 
 def estimator_row(name: str) -> Estimator:
     """The row of an estimator. Raises ValueError for a name that has none."""
-    return _row(ESTIMATORS, "--algo.advantage.estimator", name)
+    return _row(ESTIMATORS, "`advantage.estimator`", name)
 
 
 def policy_loss_row(name: str) -> PolicyLoss:
     """The row of a policy loss. Raises ValueError for a name that has none."""
-    return _row(POLICY_LOSSES, "--actor.policy_loss_type", name)
+    return _row(POLICY_LOSSES, "`policy_loss_type`", name)
 
 
 def _row(table: Mapping[str, R], flag: str, name: str) -> R:

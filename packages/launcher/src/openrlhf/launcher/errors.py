@@ -6,6 +6,7 @@ import os
 import sys
 
 from openrlhf.launcher.redaction import redact, traceback_text
+from openrlhf.launcher.terms import with_flags
 
 USER_ERRORS = (ValueError, FileNotFoundError, NotADirectoryError, PermissionError)
 FAILED = 1
@@ -19,6 +20,6 @@ def report_error(error: Exception) -> int:
     plain = isinstance(error, USER_ERRORS) or getattr(error, "user_message", False)
     if not plain or os.environ.get("OPENRLHF_TRACEBACK"):
         sys.stderr.write(traceback_text(error))
-    sys.stderr.write(redact(f"error: {error}\n"))
+    sys.stderr.write(redact(with_flags(f"error: {error}\n")))
     sys.stderr.flush()
     return FAILED

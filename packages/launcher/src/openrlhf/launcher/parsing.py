@@ -37,6 +37,7 @@ from openrlhf.launcher.supervised_config import (
     TrainRMConfig,
     TrainSFTConfig,
 )
+from openrlhf.launcher.terms import with_flags
 from openrlhf.launcher.words import NOT_EXPANDED, Word, is_shell, split_words
 
 C = TypeVar("C")
@@ -135,7 +136,7 @@ def _impossible(command: Command, values: Mapping[str, Any]) -> list[str]:
         try:
             build(command.defaults, {path: value})
         except ValueError as error:
-            problems.append(str(error))
+            problems.append(with_flags(str(error)))
     return problems
 
 

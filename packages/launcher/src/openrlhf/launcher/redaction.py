@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
+from openrlhf.launcher.terms import with_flags
+
 MASK = "***"
 
 _LAST_WORDS = frozenset(
@@ -191,11 +193,11 @@ def redact_uncaught() -> None:
 
 
 class RedactingFormatter(logging.Formatter):
-    """Log lines without secrets."""
+    """Log lines without secrets, with flags in the place of the packages' own terms."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record."""
-        return redact(super().format(record))
+        return redact(with_flags(super().format(record)))
 
 
 def configure_logging(level: int, *, quiet: Iterable[str]) -> None:

@@ -16,6 +16,7 @@ from openrlhf.launcher.flags import build
 from openrlhf.launcher.machine import FLASH_INSTALL, Machine
 from openrlhf.launcher.placement import SECTIONS, engines_share
 from openrlhf.launcher.supervised_config import ServeRMConfig, SupervisedConfig, TrainDPOConfig, TrainRMConfig
+from openrlhf.rollout.sync_check import default_tolerance
 
 C = TypeVar("C")
 P = TrainPPOConfig
@@ -23,7 +24,6 @@ P = TrainPPOConfig
 RANKS_PER_NODE = 8
 FLASH = "flash_attention_2"
 ENGINE_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-SYNC_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.05}
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _engine_dtype(c: P, m: Machine) -> Iterator[Change]:
     dtype = ENGINE_DTYPES[c.ds.param_dtype] if c.vllm.dtype == "auto" else c.vllm.dtype
     yield Change("vllm.dtype", dtype)
     if c.vllm.sync_tolerance is None:
-        loosest = max(SYNC_TOLERANCE[dtype], SYNC_TOLERANCE[ENGINE_DTYPES[c.ds.param_dtype]])
+        loosest = max(default_tolerance(dtype), default_tolerance(c.ds.param_dtype))
         yield Change("vllm.sync_tolerance", loosest)
 
 

@@ -23,8 +23,8 @@ UNIVERSAL_TAG = "deepspeed_universal"
 INFO = "learner.json"
 EMA = "ema.safetensors"
 STAGES = (
-    "stages 1 and 2 load each other's universal checkpoints (--ds.use_universal_ckpt), 0 and 3 only their own; "
-    "keep the stage, or start anew from exported weights (--ckpt.save_hf, --actor.model_name_or_path)"
+    "stages 1 and 2 load each other's universal checkpoints (`ds.use_universal_ckpt`), 0 and 3 only their own; "
+    "keep the stage, or start anew from exported weights (`store.export`, `model_path`)"
 )
 
 
@@ -87,10 +87,10 @@ def _fingerprint(engine: TrainingEngine, ema: MovingAverage | None) -> dict[str,
 
 
 _FLAGS = {
-    "zero_stage": "--ds.zero_stage",
-    "optim": "--*.optim",
-    "param_dtype": "--ds.param_dtype",
-    "tensor_parallel_size": "--ds.tensor_parallel_size",
+    "zero_stage": "`ds.zero_stage`",
+    "optim": "`optim.optim`",
+    "param_dtype": "`ds.param_dtype`",
+    "tensor_parallel_size": "`ds.tensor_parallel_size`",
     "role": "role",
 }
 
@@ -112,14 +112,14 @@ def _check(info: dict[str, Any], engine: TrainingEngine, ema: MovingAverage | No
                 + (f": {STAGES}" if name == "zero_stage" else "")
             )
     if now["ema"] and not info["ema"]:
-        raise ValueError(f"the checkpoint {str(folder)!r} has no moving average: leave --train.enable_ema out")
+        raise ValueError(f"the checkpoint {str(folder)!r} has no moving average: leave `batch.enable_ema` out")
     convert = f"python -m openrlhf.learner.universal {folder}"
     if universal and not (folder / UNIVERSAL_TAG).is_dir():
         raise ValueError(f"{str(folder)!r} holds no universal checkpoint: make one with\n  {convert}")
     if not universal and info["world_size"] != world and now["zero_stage"] > 0:
         raise ValueError(
             f"the checkpoint {str(folder)!r} was written by {info['world_size']} ranks, this run has {world}: run\n"
-            f"  {convert}\nand add --ds.use_universal_ckpt"
+            f"  {convert}\nand add `ds.use_universal_ckpt`"
         )
 
 

@@ -87,7 +87,7 @@ class CheckpointStore:
 
     def __init__(self, root: Path, *, max_num: int = 3, max_bytes: float = float("inf")) -> None:
         if max_num < 1:
-            raise ValueError(f"--ckpt.max_num must be at least 1, got {max_num!r}")
+            raise ValueError(f"`store.max_num` must be at least 1, got {max_num!r}")
         self.root = Path(os.path.realpath(root))
         self.max_num = max_num
         self.max_bytes = max_bytes
@@ -105,7 +105,7 @@ class CheckpointStore:
             if not path.is_dir() or _conflicts(path):
                 raise ValueError(
                     f"{str(path)!r} has the name of a checkpoint and holds what no run wrote or was changed since: "
-                    "move it away, give another --ckpt.path, or resume from it if it is one (--ckpt.load_enable)"
+                    "move it away, give another `store.path`, or resume from it if it is one (`store.resume`)"
                 )
 
     def begin(self, step: int) -> Path:

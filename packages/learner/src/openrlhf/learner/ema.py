@@ -26,7 +26,7 @@ class MovingAverage:
 
     def __init__(self, module: LearnerModule, tensor_parallel: TensorParallel, beta: float) -> None:
         if not 0.0 <= beta <= 1.0:
-            raise ValueError(f"--train.ema_beta must be in [0, 1], got {beta!r}")
+            raise ValueError(f"`batch.ema_beta` must be in [0, 1], got {beta!r}")
         self._beta = beta
         self._tensor_parallel = tensor_parallel
         self._rank = dist.get_rank() if dist.is_initialized() else 0

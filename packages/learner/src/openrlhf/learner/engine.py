@@ -146,8 +146,8 @@ def check_wrapper(optimizer: Any, stage: int) -> None:
     known = {1: DeepSpeedZeroOptimizer, 2: DeepSpeedZeroOptimizer, 3: DeepSpeedZeroOptimizer_Stage3}
     if stage in known and type(optimizer) is not known[stage]:
         raise ValueError(
-            f"DeepSpeed made a {type(optimizer).__name__} of the optimiser for --ds.zero_stage {stage!r}, needed "
-            f"{known[stage].__name__}: use --ds.zero_stage 2, or leave --ds.grad_accum_dtype out"
+            f"DeepSpeed made a {type(optimizer).__name__} of the optimiser for `ds.zero_stage` {stage!r}, needed "
+            f"{known[stage].__name__}: use `ds.zero_stage` 2, or leave `ds.grad_accum_dtype` out"
         )
 
 

@@ -40,5 +40,5 @@ def check_packing(config: Any, model: str) -> None:
     if found:
         raise ValueError(
             f"{model!r} has {', '.join(found)} layers, which carry a state from one packed sample into the next: "
-            "leave --ds.packing_samples and --train.dynamic_batch_enable out"
+            "leave `ds.packing_samples` and `batch.dynamic_batch_enable` out"
         )

@@ -216,7 +216,7 @@ class Learner:
         where = f"the first sample with a non-finite loss is number {first}" if first >= 0 else "every loss was finite"
         raise NonFiniteStepError(
             f"{self.skipped_in_a_row} optimiser steps in a row had a non-finite loss or gradient norm "
-            f"(--train.max_skipped_steps {self.spec.batch.max_skipped_steps!r}); {where}"
+            f"(`batch.max_skipped_steps` {self.spec.batch.max_skipped_steps!r}); {where}"
         )
 
     def _score_plan(self, batch: Batch) -> list[list[int]]:

@@ -43,7 +43,7 @@ def add_adapters(module: LearnerModule, config: LoraConfig) -> None:
     try:
         peft.inject_adapter_in_model(settings, module.model, adapter_name=ADAPTER)
     except ValueError as error:
-        raise ValueError(f"--ds.lora.target_modules {' '.join(targets)}: {error}") from error
+        raise ValueError(f"`ds.lora.target_modules` {' '.join(targets)}: {error}") from error
 
 
 def has_adapters(module: LearnerModule) -> bool:

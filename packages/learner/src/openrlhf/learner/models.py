@@ -65,25 +65,25 @@ def check_attention(implementation: str) -> None:
 
     if not is_flash_attn_2_available():
         raise ValueError(
-            "--ds.attn_implementation 'flash_attention_2' needs the flash-attn package and a GPU: "
-            "pip install flash-attn --no-build-isolation, or --ds.attn_implementation sdpa"
+            "`ds.attn_implementation` 'flash_attention_2' needs the flash-attn package and a GPU: "
+            "pip install flash-attn --no-build-isolation, or `ds.attn_implementation` sdpa"
         )
 
 
 def _check_model(spec: LearnerSpec, config: Any) -> None:
     if spec.aux_loss_coef > 0 and not num_experts(config.get_text_config()):
         raise ValueError(
-            f"--*.aux_loss_coef {spec.aux_loss_coef!r} needs a mixture of experts, "
+            f"`aux_loss_coef` {spec.aux_loss_coef!r} needs a mixture of experts, "
             f"{spec.model_path!r} is a dense {config.model_type}: set it to 0"
         )
     if spec.freeze_visual_encoder and not hasattr(config, "vision_config"):
-        raise ValueError(f"--actor.freeze_visual_encoder: {spec.model_path!r} has no vision encoder, leave it out")
+        raise ValueError(f"`freeze_visual_encoder`: {spec.model_path!r} has no vision encoder, leave it out")
     if spec.packed:
         check_packing(config, spec.model_path)
     if spec.tensor_parallel:
         check_model(spec, config)
     if spec.ds.use_liger_kernel and not torch.cuda.is_available():
-        raise ValueError("--ds.use_liger_kernel needs a GPU: leave it out")
+        raise ValueError("`ds.use_liger_kernel` needs a GPU: leave it out")
 
 
 def apply_liger(model: Any) -> None:
@@ -100,9 +100,9 @@ def apply_liger(model: Any) -> None:
             MODEL_TYPE_TO_APPLY_LIGER_FN,
         )
     except ImportError as error:
-        raise ValueError("--ds.use_liger_kernel needs a package: pip install liger-kernel") from error
+        raise ValueError("`ds.use_liger_kernel` needs a package: pip install liger-kernel") from error
     if model.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
-        raise ValueError(f"--ds.use_liger_kernel does not know {model.config.model_type!r} models: leave it out")
+        raise ValueError(f"`ds.use_liger_kernel` does not know {model.config.model_type!r} models: leave it out")
     _apply_liger_kernel_to_instance(model=model, fused_linear_cross_entropy=False, cross_entropy=False)
 
 
@@ -140,12 +140,12 @@ def four_bit(spec: LearnerSpec) -> dict[str, Any]:
     Raises ValueError without a GPU or without bitsandbytes.
     """
     if not torch.cuda.is_available():
-        raise ValueError("--ds.load_in_4bit needs a GPU: leave it out")
+        raise ValueError("`ds.load_in_4bit` needs a GPU: leave it out")
     from transformers import BitsAndBytesConfig
     from transformers.utils.import_utils import is_bitsandbytes_available
 
     if not is_bitsandbytes_available():
-        raise ValueError("--ds.load_in_4bit needs a package: pip install 'openrlhf-learner[4bit]'")
+        raise ValueError("`ds.load_in_4bit` needs a package: pip install 'openrlhf-learner[4bit]'")
     settings = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -241,7 +241,7 @@ def _check_head(spec: LearnerSpec, head_name: str, weights: dict[str, Tensor]) -
         found = f"it has {', '.join(map(repr, others))}" if others else "it has no scalar head at all"
         raise ValueError(
             f"{spec.role.value} model {spec.model_path!r} has no head {head_name!r}; {found}. "
-            "Name the head with --ds.value_head_prefix, or give a model with a scalar head"
+            "Name the head with `ds.value_head_prefix`, or give a model with a scalar head"
         )
     logger.info("model %r has no head %r in its files: a new one is initialised", spec.model_path, head_name)
 

@@ -143,8 +143,8 @@ class LearnerModule(nn.Module):
                 states.append(outputs.last_hidden_state[0, 4:].float())
         if float((states[0] - states[1]).abs().max()) > LEAK * float(states[0].abs().max()):
             raise ValueError(
-                f"{self.model.config.model_type!r} models mix the samples of a packed row: leave --ds.packing_samples "
-                "and --train.dynamic_batch_enable out"
+                f"{self.model.config.model_type!r} models mix the samples of a packed row: leave `ds.packing_samples` "
+                "and `batch.dynamic_batch_enable` out"
             )
 
     def _call(self, model: Any, inputs: ModelInputs) -> Any:

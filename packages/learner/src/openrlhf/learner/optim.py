@@ -31,12 +31,12 @@ def check_optim(config: OptimConfig, *, adam_offload: bool) -> None:
         return
     if config.muon.ns_steps != MUON_BACKEND_NS_STEPS:
         raise ValueError(
-            f"--*.muon.ns_steps {config.muon.ns_steps!r} is not possible: the backend does {MUON_BACKEND_NS_STEPS}"
+            f"`optim.muon.ns_steps` {config.muon.ns_steps!r} is not possible: the backend does {MUON_BACKEND_NS_STEPS}"
         )
     if not config.muon.nesterov:
-        raise ValueError("--*.muon.no_nesterov is not possible: the backend always uses Nesterov momentum")
+        raise ValueError("`optim.muon.nesterov` is not possible: the backend always uses Nesterov momentum")
     if adam_offload:
-        raise ValueError("--ds.adam_offload does not work with --*.optim muon: leave one of them out")
+        raise ValueError("`ds.adam_offload` does not work with `optim.optim` muon: leave one of them out")
 
 
 def build_optimizer(module: LearnerModule, config: OptimConfig) -> Optimizer:
@@ -88,7 +88,7 @@ def _muon(parameters: list[tuple[str, nn.Parameter]], matrices: set[int], config
     muon = [p for _, p in parameters if id(p) in matrices]
     rest = [p for _, p in parameters if id(p) not in matrices]
     if not muon:
-        raise ValueError("--*.optim muon: the model has no trainable hidden matrix, use adam")
+        raise ValueError("`optim.optim` muon: the model has no trainable hidden matrix, use adam")
     logger.info("muon updates %d matrices, AdamW the other %d parameters", len(muon), len(rest))
     weight_decay = config.adam.weight_decay
     groups: list[dict[str, Any]] = [

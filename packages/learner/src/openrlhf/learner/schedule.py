@@ -36,7 +36,7 @@ def build_schedule(optimizer: Optimizer, config: OptimConfig, total_steps: int) 
     """
     if config.lr_scheduler not in SCHEDULES:
         known = ", ".join(SCHEDULES)
-        raise ValueError(f"--*.lr_scheduler {config.lr_scheduler!r} is not supported: use one of {known}")
+        raise ValueError(f"`optim.lr_scheduler` {config.lr_scheduler!r} is not supported: use one of {known}")
     from transformers import get_scheduler
 
     specific: dict[str, Any] | None = None

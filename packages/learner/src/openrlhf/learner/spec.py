@@ -59,28 +59,28 @@ class LearnerSpec:
     def __post_init__(self) -> None:
         for name, value in (("param_dtype", self.ds.param_dtype), ("attn_implementation", self.ds.attn_implementation)):
             if value == "auto":
-                raise ValueError(f"LearnerSpec needs a resolved --ds.{name}, got 'auto'")
+                raise ValueError(f"LearnerSpec needs a resolved `ds.{name}`, got 'auto'")
         if self.temperature <= 0:
-            raise ValueError(f"--rollout.temperature must be > 0 to train, got {self.temperature!r}")
+            raise ValueError(f"`temperature` must be > 0 to train, got {self.temperature!r}")
         if self.ds.zero_stage not in (0, 1, 2, 3):
-            raise ValueError(f"--ds.zero_stage must be 0, 1, 2 or 3, got {self.ds.zero_stage!r}")
+            raise ValueError(f"`ds.zero_stage` must be 0, 1, 2 or 3, got {self.ds.zero_stage!r}")
         if self.ds.load_in_4bit and self.trained and self.ds.lora.rank == 0:
-            raise ValueError("--ds.load_in_4bit: 4-bit weights cannot be trained, add --ds.lora.rank 16")
+            raise ValueError("`ds.load_in_4bit`: 4-bit weights cannot be trained, add `ds.lora.rank` 16")
         if self.ds.load_in_4bit and self.zero3:
-            raise ValueError("--ds.load_in_4bit: --ds.zero_stage 3 cannot partition 4-bit weights, use 2")
+            raise ValueError("`ds.load_in_4bit`: `ds.zero_stage` 3 cannot partition 4-bit weights, use 2")
         if self.ds.ring_attn_size > 1:
-            raise ValueError(f"--ds.ring_attn_size {self.ds.ring_attn_size!r} is not supported: leave it at 1")
+            raise ValueError(f"`ds.ring_attn_size` {self.ds.ring_attn_size!r} is not supported: leave it at 1")
         if self.ds.param_dtype == "fp16" and self.ds.zero_stage == 0:
-            raise ValueError("--ds.param_dtype 'fp16' needs loss scaling, which --ds.zero_stage 0 lacks: use 1, 2 or 3")
+            raise ValueError("`ds.param_dtype` 'fp16' needs loss scaling, which `ds.zero_stage` 0 lacks: use 1, 2 or 3")
         self._check_accumulation()
         if self.tensor_parallel:
             self._check_tensor_parallel()
         reentrant = self.model.gradient_checkpointing_enable and self.model.gradient_checkpointing_reentrant
         if self.trained and reentrant and self.aux_loss_coef > 0:
             raise ValueError(
-                f"--*.gradient_checkpointing_reentrant with --*.aux_loss_coef {self.aux_loss_coef!r}: the reentrant "
+                f"`model.gradient_checkpointing_reentrant` with `aux_loss_coef` {self.aux_loss_coef!r}: the reentrant "
                 "form keeps no gradient of the routers' logits, so the balance loss would be shown and not trained; "
-                "leave --*.gradient_checkpointing_reentrant out"
+                "leave `model.gradient_checkpointing_reentrant` out"
             )
         if self.optim is not None and self.max_optimizer_steps < 1:
             raise ValueError(f"max_optimizer_steps must be at least 1, got {self.max_optimizer_steps!r}")
@@ -91,17 +91,17 @@ class LearnerSpec:
         wide = ds.param_dtype == "bf16" and ds.grad_accum_dtype == "fp32"
         if self.trained and wide and ds.zero_stage == 1 and not ds.adam_offload:
             raise ValueError(
-                "--ds.grad_accum_dtype 'fp32' with --ds.param_dtype 'bf16' does not work with --ds.zero_stage 1: use 2"
+                "`ds.grad_accum_dtype` 'fp32' with `ds.param_dtype` 'bf16' does not work with `ds.zero_stage` 1: use 2"
             )
 
     def _check_tensor_parallel(self) -> None:
-        flag = f"--ds.tensor_parallel_size {self.ds.tensor_parallel_size!r}"
+        flag = f"`ds.tensor_parallel_size` {self.ds.tensor_parallel_size!r}"
         if self.zero3:
-            raise ValueError(f"{flag} does not work with --ds.zero_stage 3, which cuts all parameters: leave one out")
+            raise ValueError(f"{flag} does not work with `ds.zero_stage` 3, which cuts all parameters: leave one out")
         if self.optim is not None and self.optim.optim == "muon":
-            raise ValueError(f"{flag} does not work with --*.optim muon, which needs whole matrices: use adam")
+            raise ValueError(f"{flag} does not work with `optim.optim` muon, which needs whole matrices: use adam")
         if self.ds.lora.rank > 0 or self.ds.load_in_4bit:
-            raise ValueError(f"{flag} does not work with --ds.lora.rank or --ds.load_in_4bit: leave one of them out")
+            raise ValueError(f"{flag} does not work with `ds.lora.rank` or `ds.load_in_4bit`: leave one of them out")
 
     @property
     def trained(self) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from openrlhf.core.batch import Batch
 from openrlhf.learner.spec import LearnerSpec
 
-INSTEAD = "use --ds.zero_stage 3 to split the model"
+INSTEAD = "use `ds.zero_stage` 3 to split the model"
 
 STYLES: dict[str, dict[str, Any]] = {
     "colwise": {"partition_type": "column"},
@@ -35,7 +35,7 @@ WHOLE = ("embedding_rowwise",)
 def check_model(spec: LearnerSpec, config: Any) -> None:
     """ValueError when this model cannot be cut as asked. config: the Hugging Face configuration of the model."""
     size = spec.ds.tensor_parallel_size
-    flag = f"--ds.tensor_parallel_size {size!r}"
+    flag = f"`ds.tensor_parallel_size` {size!r}"
     if hasattr(config, "vision_config"):
         raise ValueError(f"{flag} does not work with a vision encoder: {INSTEAD}")
     plan = config.base_model_tp_plan
@@ -57,7 +57,7 @@ def check_model(spec: LearnerSpec, config: Any) -> None:
 def check_world(size: int, ranks: int) -> None:
     """ValueError when the ranks of the role are no whole number of groups."""
     if ranks % size:
-        raise ValueError(f"--ds.tensor_parallel_size {size!r} does not divide the {ranks} ranks of this model")
+        raise ValueError(f"`ds.tensor_parallel_size` {size!r} does not divide the {ranks} ranks of this model")
 
 
 def layer_specs(plan: Mapping[str, str], *, trained: bool) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ def convert(folder: Path) -> Path:
 
     stage = json.loads((folder / INFO).read_text())["zero_stage"]
     if stage == 0:
-        raise ValueError(f"{str(folder)!r} was written with --ds.zero_stage 0: it loads at any world size as it is")
+        raise ValueError(f"{str(folder)!r} was written with `ds.zero_stage` 0: it loads at any world size as it is")
     if (folder / UNIVERSAL_TAG).is_dir():  # complete, and a checkpoint never changes
         return folder / UNIVERSAL_TAG
     with fresh_directory(folder / UNIVERSAL_TAG) as out:

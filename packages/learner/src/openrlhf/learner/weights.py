@@ -89,7 +89,7 @@ def buckets(
     everywhere: yield the tensors on every rank, each of which has engines of its own to serve.
     """
     if bucket_bytes < 1:
-        raise ValueError(f"--vllm.sync_bucket_mb must be positive, got {bucket_bytes!r} bytes")
+        raise ValueError(f"`bucket_bytes` must be positive, got {bucket_bytes!r} bytes")
     sender = everywhere or not dist.is_initialized() or dist.get_rank() == 0
     makes_whole = everywhere or tensor_parallel.has_rank_0
     for group in _split(_parameters(module, skip_frozen), bucket_bytes):

@@ -46,26 +46,3 @@ class EngineSpec:
     def num_workers(self) -> int:
         """Ranks this engine takes in the weight group."""
         return self.tensor_parallel_size
-
-
-def resolve_sync_backend(requested: str, *, has_gpu: bool, colocated: bool) -> SyncBackend:
-    """What `--vllm.sync_backend` means on this machine.
-
-    colocated: every engine shares its GPUs with a trainer rank (--train.colocate_all without --train.async_enable);
-    then "nccl" means CUDA IPC too, since nccl can't connect two processes on one GPU. Without a GPU: gloo.
-    Raises ValueError for "ipc" when engines have GPUs of their own.
-    """
-    if not has_gpu:
-        return "gloo"
-    if requested in ("auto", "nccl"):
-        return "ipc" if colocated else "nccl"
-    if requested == "ipc":
-        if not colocated:
-            raise ValueError(
-                "--vllm.sync_backend ipc needs engines on the trainer's GPUs: "
-                "add --train.colocate_all (without --train.async_enable), or use --vllm.sync_backend nccl"
-            )
-        return "ipc"
-    if requested == "gloo":
-        return "gloo"
-    raise ValueError(f"--vllm.sync_backend must be auto, nccl, ipc or gloo, got {requested!r}")

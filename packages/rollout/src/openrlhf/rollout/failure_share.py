@@ -75,6 +75,6 @@ class FailureShare:
         base = self._samples if partial else max(self._samples, self._whole)
         if self._failed > self._allowed * base:
             raise RolloutFailedError(
-                f"{self._failed} of {self._samples} samples failed, more than --rollout.max_failed_fraction "
+                f"{self._failed} of {self._samples} samples failed, more than `max_failed_fraction` "
                 f"{self._allowed:g} of a rollout batch allows; the first one:\n{self._first}"
             )

@@ -61,6 +61,6 @@ def compare(
     row, position = places[worst]
     raise SyncError(
         f"after the weight push {engine} does not compute what the trainer computes: mean |log-prob difference| "
-        f"{mean:.3g} over {len(places)} tokens, allowed {tolerance:.3g} (--vllm.sync_tolerance); largest at sequence "
+        f"{mean:.3g} over {len(places)} tokens, allowed {tolerance:.3g} (`sync_tolerance`); largest at sequence "
         f"{row}, token {position}: trainer {trainer[row][position]:.6g}, engine {engine_scores[row][position]:.6g}"
     )

@@ -155,7 +155,7 @@ class ChatSession:
     def _check_turns(self) -> None:
         if self.calls >= self.engine.settings.agent.max_turns:
             self.stop_reason = StopReason.MAX_TURNS
-            raise bad_request(f"the session has used its {self.calls} turns (--agent.max_turns)", code="max_turns")
+            raise bad_request(f"the session has used its {self.calls} turns (`agent.max_turns`)", code="max_turns")
 
     def _check_images(self, conversation: Conversation) -> None:
         if conversation.images and isinstance(self.engine.image_reader, TextOnly):

@@ -23,8 +23,8 @@ def effective_agg_mode(config: PolicyLossConfig) -> LossAggMode:
     """
     if config.agg_mode_conflicts:
         raise ValueError(
-            f"--actor.policy_loss_type {config.policy_loss_type!r} is aggregated by {config.loss.agg_mode!r} and "
-            f"excludes --actor.loss_agg_mode {config.loss_agg_mode!r}: leave --actor.loss_agg_mode out"
+            f"`policy_loss_type` {config.policy_loss_type!r} is aggregated by {config.loss.agg_mode!r} and "
+            f"excludes `loss_agg_mode` {config.loss_agg_mode!r}: leave `loss_agg_mode` out"
         )
     return config.loss.agg_mode or config.loss_agg_mode
 

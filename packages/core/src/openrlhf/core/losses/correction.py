@@ -48,7 +48,7 @@ def correction_weights(
     """
     low, high = config.is_correction_threshold
     if not 0 <= low <= high:
-        raise ValueError(f"--algo.advantage.is_correction_threshold needs 0 <= low <= high, got {low!r} {high!r}")
+        raise ValueError(f"`advantage.is_correction_threshold` needs 0 <= low <= high, got {low!r} {high!r}")
     check_rows(action_mask, old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs)
     with torch.no_grad():
         log_w = select(at_least_fp32(old_logprobs) - at_least_fp32(rollout_logprobs), action_mask)
@@ -63,7 +63,7 @@ def correction_weights(
                 keep = (s >= low) & (s <= high)
             case unknown:
                 raise ValueError(
-                    f"--algo.advantage.is_correction_type {unknown!r} is unknown: choose tis, icepop or seq-mask-tis"
+                    f"`advantage.is_correction_type` {unknown!r} is unknown: choose tis, icepop or seq-mask-tis"
                 )
         keep = keep & action_mask
         return Correction(select(w.clamp(low, high), keep), keep)

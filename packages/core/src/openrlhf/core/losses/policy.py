@@ -119,7 +119,7 @@ def _correction(
     if correction is None or not correction.is_correction_enable:
         return None
     if rollout_logprobs is None:
-        raise ValueError("--algo.advantage.is_correction_enable needs the log-probs of the rollout engine, got None")
+        raise ValueError("`advantage.is_correction_enable` needs the log-probs of the rollout engine, got None")
     return correction_weights(
         old_logprobs, rollout_logprobs, action_mask, correction, sequence_level=config.loss.per_sequence
     )
@@ -153,15 +153,13 @@ def _clip(terms: SurrogateTerms, config: PolicyLossConfig) -> tuple[Tensor, Tens
     ratio, advantages = terms.ratio, terms.advantages
     low, high = config.eps_clip_low_high or (config.eps_clip, config.eps_clip)
     if not (0 <= low <= 1 and high >= 0):
-        raise ValueError(
-            f"--actor.eps_clip_low_high / --actor.eps_clip need 0 <= low <= 1 and high >= 0, got {low!r} {high!r}"
-        )
+        raise ValueError(f"`eps_clip_low_high` / `eps_clip` need 0 <= low <= 1 and high >= 0, got {low!r} {high!r}")
     unclipped = ratio * advantages
     clipped = ratio.clamp(1 - low, 1 + high) * advantages
     objective = torch.minimum(unclipped, clipped)
     if config.dual_clip is not None:
         if not config.dual_clip > 1:
-            raise ValueError(f"--actor.dual_clip must be > 1, got {config.dual_clip!r}")
+            raise ValueError(f"`dual_clip` must be > 1, got {config.dual_clip!r}")
         bounded = torch.maximum(objective, config.dual_clip * advantages)
         objective = torch.where(advantages < 0, bounded, objective)
     return -objective, clipped.detach() < unclipped.detach()

@@ -49,13 +49,11 @@ def dpo_loss(
         ValueError: beta not > 0, label_smoothing outside [0, 0.5], or given together with ipo.
     """
     if not beta > 0:
-        raise ValueError(f"--model.beta must be > 0, got {beta!r}")
+        raise ValueError(f"`beta` must be > 0, got {beta!r}")
     if not 0 <= label_smoothing <= 0.5:
-        raise ValueError(f"--model.label_smoothing must lie in [0, 0.5], got {label_smoothing!r}")
+        raise ValueError(f"`label_smoothing` must lie in [0, 0.5], got {label_smoothing!r}")
     if ipo and label_smoothing:
-        raise ValueError(
-            f"--model.ipo_enable has no label smoothing: leave out --model.label_smoothing {label_smoothing!r}"
-        )
+        raise ValueError(f"`ipo` has no label smoothing: leave out `label_smoothing` {label_smoothing!r}")
     chosen = at_least_fp32(pairs.chosen) - at_least_fp32(pairs.ref_chosen.detach())
     rejected = at_least_fp32(pairs.rejected) - at_least_fp32(pairs.ref_rejected.detach())
     z = chosen - rejected

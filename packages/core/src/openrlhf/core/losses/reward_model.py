@@ -35,9 +35,9 @@ def reward_model_loss(
     """
     check_vectors(chosen=chosen, rejected=rejected, margin=margin, valid=valid)
     if loss_type not in ("sigmoid", "logexp"):
-        raise ValueError(f"--model.loss_type {loss_type!r} is unknown: choose sigmoid or logexp")
+        raise ValueError(f"`loss_type` {loss_type!r} is unknown: choose sigmoid or logexp")
     if margin is not None and loss_type == "logexp":
-        raise ValueError("--model.margin_loss_enable needs --model.loss_type 'sigmoid', got 'logexp'")
+        raise ValueError("`margin` needs `loss_type` 'sigmoid', got 'logexp'")
     difference = chosen - rejected
     if margin is not None:
         difference = difference - margin.to(difference.dtype)

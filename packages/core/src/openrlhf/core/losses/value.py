@@ -23,7 +23,7 @@ def value_loss(
     """
     check_rows(action_mask, values=values, old_values=old_values, returns=returns)
     if value_clip is not None and not value_clip > 0:
-        raise ValueError(f"--critic.value_clip must be > 0, got {value_clip!r}")
+        raise ValueError(f"`value_clip` must be > 0, got {value_clip!r}")
     values = select(values, action_mask)
     returns = select(returns.detach(), action_mask)
     error = (values - returns).square()

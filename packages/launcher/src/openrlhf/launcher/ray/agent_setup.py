@@ -15,6 +15,7 @@ from openrlhf.agents.proxies import keep_loopback_direct
 from openrlhf.agents.reward_process import RewardPool
 from openrlhf.agents.watchdog import Blocked
 from openrlhf.agents.worker import AgentWorker
+from openrlhf.launcher.redaction import configure_logging
 from openrlhf.launcher.rewards.http import HttpRewardSource, RetryPolicy
 from openrlhf.launcher.tokenizers import load_tokenizer
 from openrlhf.launcher.vision import ImageProcessor
@@ -47,6 +48,7 @@ class AgentSpec:
 
 async def build_worker(spec: AgentSpec, clients: Sequence[EngineClient], number: int) -> tuple[AgentWorker, Router]:
     """Load everything an agent worker needs; an author's broken file raises here."""
+    configure_logging(logging.WARNING, quiet=())
     keep_loopback_direct()
     router = Router(clients, first=number)
     source = await reward_source(spec)

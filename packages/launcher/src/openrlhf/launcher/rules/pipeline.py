@@ -11,6 +11,7 @@ from openrlhf.launcher.machine import FLASH_INSTALL, Machine
 from openrlhf.launcher.placement import engines_share
 from openrlhf.launcher.redaction import redact_value
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
+from openrlhf.launcher.terms import with_flags
 from openrlhf.rollout.vllm.arguments import RESERVED_ENGINE_ARGS, unknown_argument, wrong_type
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
@@ -171,7 +172,7 @@ def engine_arguments(c: P, m: Machine) -> Found:
         yield broken(c, name, "it must be a JSON object", f"--{name} '{{\"max_num_seqs\": 256}}'")
         return
     for key, value in arguments.items():
-        place = RESERVED_ENGINE_ARGS.get(key, "")
+        place = with_flags(RESERVED_ENGINE_ARGS.get(key, ""))
         if place.startswith("--"):
             yield broken(c, f"{name} {place[2:]}", f"{key!r} has a flag of its own", f"use {place}")
         elif place:

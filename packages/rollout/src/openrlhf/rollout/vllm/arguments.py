@@ -19,20 +19,20 @@ from openrlhf.agents.engine import SamplingParams
 from openrlhf.rollout.engine_spec import EngineSpec
 
 RESERVED_ENGINE_ARGS = {
-    "model": "--actor.model_name_or_path",
-    "dtype": "--vllm.dtype",
-    "tensor_parallel_size": "--vllm.tensor_parallel_size",
-    "enforce_eager": "--vllm.enforce_eager",
-    "gpu_memory_utilization": "--vllm.gpu_memory_utilization",
-    "enable_prefix_caching": "--vllm.enable_prefix_caching",
-    "enable_sleep_mode": "--vllm.enable_sleep",
-    "max_model_len": "--data.max_len",
-    "seed": "--train.seed",
-    "weight_transfer_config": "--vllm.sync_backend",
-    "logprobs_mode": "no flag: training needs processed log-probs",
-    "skip_tokenizer_init": "no flag: the engine needs the end-of-sequence token",
+    "model": "`engine.model`",
+    "dtype": "`engine.dtype`",
+    "tensor_parallel_size": "`engine.tensor_parallel_size`",
+    "enforce_eager": "`engine.enforce_eager`",
+    "gpu_memory_utilization": "`engine.gpu_memory_utilization`",
+    "enable_prefix_caching": "`engine.enable_prefix_caching`",
+    "enable_sleep_mode": "`engine.enable_sleep`",
+    "max_model_len": "`engine.max_model_len`",
+    "seed": "`engine.seed`",
+    "weight_transfer_config": "`engine.sync_backend`",
+    "logprobs_mode": "no parameter: training needs processed log-probs",
+    "skip_tokenizer_init": "no parameter: the engine needs the end-of-sequence token",
 }
-"""Engine arguments that `--vllm.engine_args` may not set, and where they are set instead."""
+"""Arguments that `engine_args` may not set, and what sets them instead: another field of the engine's specification."""
 
 NOT_TRAINED_ON = {"video": 0, "audio": 0}
 """Other inputs of models that take images."""
@@ -103,13 +103,13 @@ def environment(spec: EngineSpec) -> dict[str, str]:
 
 
 def parse_engine_args(text: str) -> dict[str, Any]:
-    """The value of `--vllm.engine_args`. Raises ValueError unless it is a JSON object."""
+    """The further engine arguments, given as JSON. Raises ValueError unless it is an object without reserved ones."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"--vllm.engine_args must be a JSON object, got {text!r}: {error}") from error
+        raise ValueError(f"`engine.engine_args` must be a JSON object, got {text!r}: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"--vllm.engine_args must be a JSON object, got {text!r}")
+        raise ValueError(f"`engine.engine_args` must be a JSON object, got {text!r}")
     _refuse_reserved(value)
     return value
 
@@ -117,7 +117,7 @@ def parse_engine_args(text: str) -> dict[str, Any]:
 def _refuse_reserved(engine_args: Mapping[str, Any]) -> None:
     for key in engine_args:
         if key in RESERVED_ENGINE_ARGS:
-            raise ValueError(f"--vllm.engine_args must not set {key!r}; use {RESERVED_ENGINE_ARGS[key]}")
+            raise ValueError(f"`engine.engine_args` must not set {key!r}; use {RESERVED_ENGINE_ARGS[key]}")
 
 
 def to_vllm_sampling(sampling: SamplingParams, suppressed: Sequence[int] = ()) -> Any:

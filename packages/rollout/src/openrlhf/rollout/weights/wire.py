@@ -108,7 +108,7 @@ def plan_buckets(specs: Iterable[TensorSpec], bucket_bytes: int) -> BucketPlan:
     size below 1.
     """
     if bucket_bytes < 1:
-        raise ValueError(f"bucket size must be at least 1 byte, got {bucket_bytes!r}; see --vllm.sync_bucket_mb")
+        raise ValueError(f"bucket size must be at least 1 byte, got {bucket_bytes!r}; see `bucket_bytes`")
     buckets: list[Bucket] = []
     held: list[TensorSpec] = []
     room = 0

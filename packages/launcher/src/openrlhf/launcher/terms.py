@@ -1,0 +1,92 @@
+"""What the packages below call their parameters, and the flags that users set them by.
+
+A message of core, learner, rollout or agents names a parameter in that package's own terms, between backquotes; the
+launcher shows the flag in its place wherever such a message reaches the user.
+"""
+
+from __future__ import annotations
+
+import re
+
+_SAME = """
+agent.max_concurrency agent.max_turns agent.num_workers agent.timeout ds.adam_offload ds.attn_implementation
+ds.grad_accum_dtype ds.load_in_4bit ds.lora.rank ds.lora.target_modules ds.packing_samples ds.param_dtype
+ds.ring_attn_size ds.tensor_parallel_size ds.use_liger_kernel ds.use_universal_ckpt ds.value_head_prefix ds.zero_stage
+reward.timeout
+"""
+"""Parameters that are called as their flags are."""
+
+_OTHERS = """
+advantage.estimator algo.advantage.estimator
+advantage.gamma algo.advantage.gamma
+advantage.is_correction_enable algo.advantage.is_correction_enable
+advantage.is_correction_threshold algo.advantage.is_correction_threshold
+advantage.is_correction_type algo.advantage.is_correction_type
+kl.estimator algo.kl.estimator
+kl.init_coef algo.kl.init_coef
+kl.target algo.kl.target
+kl.horizon algo.kl.horizon
+policy_loss_type actor.policy_loss_type
+loss_agg_mode actor.loss_agg_mode
+eps_clip actor.eps_clip
+eps_clip_low_high actor.eps_clip_low_high
+dual_clip actor.dual_clip
+normalize_enable reward.normalize_enable
+clip_range reward.clip_range
+overlong_buffer_len reward.overlong_buffer_len
+stop_properly_penalty_coef reward.stop_properly_penalty_coef
+value_clip critic.value_clip
+temperature rollout.temperature
+beta model.beta
+label_smoothing model.label_smoothing
+ipo model.ipo_enable
+margin model.margin_loss_enable
+loss_type model.loss_type
+optim.optim *.optim
+optim.muon.ns_steps *.muon.ns_steps
+optim.muon.nesterov *.muon.no_nesterov
+optim.lr_scheduler *.lr_scheduler
+model.gradient_checkpointing_reentrant *.gradient_checkpointing_reentrant
+aux_loss_coef *.aux_loss_coef
+model_path *.model_name_or_path
+freeze_visual_encoder actor.freeze_visual_encoder
+batch.dynamic_batch_enable train.dynamic_batch_enable
+batch.enable_ema train.enable_ema
+batch.ema_beta train.ema_beta
+batch.max_skipped_steps train.max_skipped_steps
+store.max_num ckpt.max_num
+store.path ckpt.path
+store.resume ckpt.load_enable
+store.export ckpt.save_hf
+bucket_bytes vllm.sync_bucket_mb
+engine.model actor.model_name_or_path
+engine.dtype vllm.dtype
+engine.tensor_parallel_size vllm.tensor_parallel_size
+engine.enforce_eager vllm.enforce_eager
+engine.gpu_memory_utilization vllm.gpu_memory_utilization
+engine.enable_prefix_caching vllm.enable_prefix_caching
+engine.enable_sleep vllm.enable_sleep
+engine.max_model_len data.max_len
+engine.seed train.seed
+engine.sync_backend vllm.sync_backend
+engine.engine_args vllm.engine_args
+sync_tolerance vllm.sync_tolerance
+max_failed_fraction rollout.max_failed_fraction
+agent_file train.agent_func_path
+reward_file reward.remote_url
+reward_model reward.model_name_or_path
+max_length data.max_len
+max_new_tokens rollout.max_new_tokens
+overlong data.overlong_prompts
+"""
+"""A parameter and its flag, a line each. `*` stands for the section of a role or trainer."""
+
+FLAGS = {name: name for name in _SAME.split()} | dict(line.split() for line in _OTHERS.strip().splitlines())
+"""Parameter of a package -> flag, without its dashes."""
+
+_TERM = re.compile(r"`([a-z_0-9.]+)`")
+
+
+def with_flags(message: str) -> str:
+    """The message with flags in the place of the packages' own terms."""
+    return _TERM.sub(lambda m: f"--{FLAGS[m[1]]}" if m[1] in FLAGS else m[0], message)
