@@ -270,6 +270,15 @@ def test_arguments_on_the_wire_and_as_mapping(arguments):  # B083, F11
     assert '{"name": "f", "arguments": {"city": "Paris"}}' in text
 
 
+def test_calls_of_a_template_that_writes_them_beside_null_only():
+    content = "{% if m.content is none %}{{ m.tool_calls[0].function | tojson }}{% else %}{{ m.content }}{% endif %}"
+    renderer = ChatRenderer(TemplateTokenizer("{% for m in messages %}" + content + "{% endfor %}"))
+    call = {"function": {"name": "f", "arguments": '{"city": "Paris"}'}}
+    messages = read_messages([{"role": "assistant", "content": "", "tool_calls": [call]}]).messages
+    renderer.check_calls(messages)
+    assert renderer.render(messages) == '{"name": "f", "arguments": {"city": "Paris"}}'
+
+
 @pytest.mark.parametrize("arguments", ["", None])
 def test_empty_arguments(arguments):  # B083
     call = {"function": {"name": "f", "arguments": arguments}}

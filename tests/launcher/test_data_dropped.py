@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from openrlhf.agents.chat.template import ChatTemplate
 from openrlhf.launcher.config import DataConfig
 from openrlhf.launcher.data.dropped import lost_texts
 from openrlhf.launcher.data.prompts import load_prompts
 from openrlhf.launcher.data.supervised import load_supervised
-from openrlhf.launcher.data.template import ChatTemplate
 from openrlhf.launcher.supervised.task import make_task
 from openrlhf.launcher.supervised_config import PreferenceDataConfig, SftDataConfig, TrainRMConfig, TrainSFTConfig
 from support.chat_families import FAMILIES

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from openrlhf.agents.chat.template import PromptError
 from openrlhf.launcher.data.chat import ChatRenderer
 from openrlhf.launcher.data.examples import (
     Segment,
@@ -16,7 +17,6 @@ from openrlhf.launcher.data.examples import (
     conversation_segments,
     plain_segments,
 )
-from openrlhf.launcher.data.messages import PromptError
 from support.launcher_tokenizer import ALTERNATING, CHATML, LLAMA_LIKE, byte_tokenizer
 
 REASONING = (  # drops the reasoning of turns before the last question, as Qwen3 does

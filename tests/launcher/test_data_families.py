@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from openrlhf.agents.chat import render as chat_server
+from openrlhf.agents.chat.messages import read_messages
+from openrlhf.agents.chat.template import PromptError
+from openrlhf.launcher.data.chat import ChatRenderer
 from support.chat_families import FAMILIES
 from support.chat_family import Family
-from support.chat_sweep import SHAPES, Outcome, family_tokenizer, sweep
+from support.chat_sweep import SHAPES, TOOL, Outcome, family_tokenizer, sweep
 
 FAST = ("qwen3", "llama-3.2-vision", "mistral-v3", "deepseek-r1", "glm-4.5", "harmony", "phi-3", "smolvlm", "falcon-3")
 CALLS = ("call-object", "call-text", "call-null", "results")
@@ -43,6 +47,25 @@ def test_there_are_60_different_templates() -> None:
 def test_t01_t02_t03_t04_t05_t10_families(name: str) -> None:
     found = outcomes(FAMILIES[name])
     assert {shape: o.word for shape, o in found.items()} == expected(name, FAMILIES[name]), found
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_the_chat_server_writes_a_conversation_as_the_data_readers_do(name: str) -> None:
+    """So a model that was tuned on conversations meets the same tokens in RL."""
+    family = FAMILIES[name]
+    tokenizer = family_tokenizer(family.template(), bos=family.bos or "<s>", eos=family.eos, special=family.special)
+    data, chat = ChatRenderer(tokenizer, apply_chat_template=True), chat_server.ChatRenderer(tokenizer)
+    same = 0
+    for shape in SHAPES.values():
+        tools = [TOOL] if any(m.get("tool_calls") for m in shape) else None
+        try:
+            expected = data.chat.write(data.messages(shape), tools, answer_next=False)
+        except PromptError:
+            continue
+        messages = read_messages(shape).messages
+        assert chat.render(messages, tools, ending=chat_server.Ending.CLOSED) == expected
+        same += 1
+    assert same >= 4
 
 
 @pytest.mark.proof

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from openrlhf.agents.chat.template import PromptError
 from openrlhf.launcher.config import DataConfig
-from openrlhf.launcher.data.messages import PromptError, joined, parsed, read_messages, same_messages
+from openrlhf.launcher.data.messages import joined, parsed, read_messages, same_messages
 from openrlhf.launcher.data.prompts import load_prompts
 from openrlhf.launcher.data.supervised import SupervisedDataset, load_supervised
 from openrlhf.launcher.supervised.task import make_task

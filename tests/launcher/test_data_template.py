@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from openrlhf.agents.chat.template import PromptError
 from openrlhf.launcher.data.chat import ChatRenderer, turn_stops
 from openrlhf.launcher.data.examples import conversation_segments
-from openrlhf.launcher.data.messages import PromptError
 from openrlhf.launcher.data.turns import EndKind, TurnEnd
 from openrlhf.launcher.tokenizers import chat_template
 from support.chat_families import FAMILIES

@@ -10,9 +10,9 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from openrlhf.agents.chat.template import PromptError
 from openrlhf.launcher.data.chat import ChatRenderer
 from openrlhf.launcher.data.examples import SegmentTokenizer, conversation_segments, written
-from openrlhf.launcher.data.messages import PromptError
 
 TOOL = {
     "type": "function",

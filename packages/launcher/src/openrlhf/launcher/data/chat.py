@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from openrlhf.agents.chat.template import ChatTemplate, PromptError
 from openrlhf.launcher.data.dropped import Lost, lost_texts
-from openrlhf.launcher.data.messages import PromptError, parsed, read_messages
-from openrlhf.launcher.data.template import ChatTemplate
+from openrlhf.launcher.data.messages import parsed, read_messages
 from openrlhf.launcher.data.turns import TurnEnds, stop_token_ids
 
 ZERO_WIDTH_SPACE = "\u200b"

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openrlhf.launcher.data.messages import KNOWN_ROLES, PromptError
-from openrlhf.launcher.data.template import REASONING_KEYS, ChatTemplate
+from openrlhf.agents.chat.template import REASONING_KEYS, ChatTemplate, PromptError
+from openrlhf.launcher.data.messages import KNOWN_ROLES
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openrlhf.agents.chat.template import REASONING_KEYS, PromptError, text_of
 from openrlhf.launcher.data.chat import ChatRenderer, valid_unicode
-from openrlhf.launcher.data.messages import PromptError, text_of
-from openrlhf.launcher.data.template import REASONING_KEYS
 from openrlhf.launcher.data.turns import EndKind, common
 
 

@@ -1,6 +1,7 @@
 """A field of a row as chat messages in one form: role and content, calls as on the wire, whatever the row calls them.
 
-Not here: in which of several forms a chat template takes them (`template`), and what it loses (`dropped`).
+Not here: in which of several forms a chat template takes them (`openrlhf.agents.chat.template`), and what it loses
+(`dropped`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import ast
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from openrlhf.agents.chat.template import PromptError, is_text, text_of
 
 KNOWN_ROLES = ("system", "user", "assistant", "tool")
 ROLE_ALIASES = {
@@ -19,10 +22,6 @@ ROLE_ALIASES = {
 CALL_ROLE = "function_call"
 """Role of a message whose content is the JSON text of one call; data of the from/value kind has it."""
 _STARTS = ("[{", "[ {", "[\n")
-
-
-class PromptError(ValueError):
-    """A row that cannot become a prompt; the caller adds the row's place and the field."""
 
 
 def read_messages(value: Any) -> list[dict[str, Any]]:
@@ -76,20 +75,6 @@ def same_messages(left: Sequence[Mapping[str, Any]], right: Sequence[Mapping[str
 def joined(before: list[dict[str, Any]], answer: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Prompt and answer as one conversation. An answer that repeats the prompt's messages is the conversation."""
     return answer if before and same_messages(answer[: len(before)], before) else [*before, *answer]
-
-
-def is_text(content: Any) -> bool:
-    """Whether content is a list of parts that are all text."""
-    return isinstance(content, list) and all(
-        isinstance(p.get("text"), str) and p.get("type") == "text" for p in content
-    )
-
-
-def text_of(content: Any) -> str:
-    """Content as one text, its text parts a line each, as OpenAI-compatible servers join them."""
-    if isinstance(content, list):
-        return "\n".join(p["text"] for p in content if isinstance(p.get("text"), str))
-    return content or ""
 
 
 def _has_role(message: Mapping[str, Any]) -> bool:

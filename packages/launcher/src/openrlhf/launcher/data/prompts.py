@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from openrlhf.agents.chat.template import PromptError
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import DataConfig
 from openrlhf.launcher.data.blend import Blend, blend, parse_probs
@@ -21,7 +22,7 @@ from openrlhf.launcher.data.chat import ESCAPE, ChatRenderer
 from openrlhf.launcher.data.dropped import DroppedText, Lost
 from openrlhf.launcher.data.images import as_list, check_source, inline_images, read_image
 from openrlhf.launcher.data.locate import list_entries, open_dataset
-from openrlhf.launcher.data.messages import PromptError, parsed, row_tools
+from openrlhf.launcher.data.messages import parsed, row_tools
 from openrlhf.launcher.data.rows import Row, Rows, has_key, lookup, no_field, require_fields, spell
 from openrlhf.launcher.data.token_counts import TokenCounter
 from openrlhf.launcher.data.values import check_label

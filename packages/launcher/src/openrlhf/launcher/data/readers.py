@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from openrlhf.agents.chat.template import PromptError
 from openrlhf.launcher.data.chat import ChatRenderer
 from openrlhf.launcher.data.examples import (
     Segment,
@@ -16,7 +17,7 @@ from openrlhf.launcher.data.examples import (
     plain_segments,
     written,
 )
-from openrlhf.launcher.data.messages import PromptError, joined, parsed, row_tools, same_messages
+from openrlhf.launcher.data.messages import joined, parsed, row_tools, same_messages
 from openrlhf.launcher.data.rows import Row, has_key, lookup
 
 NO_ANSWER = "no token of the answer within --data.max_len"

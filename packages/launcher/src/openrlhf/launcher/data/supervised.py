@@ -11,12 +11,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from openrlhf.agents.chat.template import PromptError
 from openrlhf.core.batch import Batch, pad_rows
 from openrlhf.launcher.data.blend import Blend, blend, parse_probs
 from openrlhf.launcher.data.chat import ChatRenderer
 from openrlhf.launcher.data.dropped import WARN, DroppedText
 from openrlhf.launcher.data.locate import list_entries, open_dataset
-from openrlhf.launcher.data.messages import PromptError
 from openrlhf.launcher.data.readers import DroppedRow, Unit
 from openrlhf.launcher.data.rows import Row, Rows, require_fields
 

@@ -13,8 +13,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from openrlhf.launcher.data.messages import PromptError
-from openrlhf.launcher.data.template import PROBE_CALL, PROBE_NAME, PROBE_TOOL, PROBE_VALUE, ChatTemplate
+from openrlhf.agents.chat.template import PROBE_CALL, PROBE_NAME, PROBE_TOOL, PROBE_VALUE, ChatTemplate, PromptError
 
 _TAG = re.compile(r"</?[^<>\s]*think[^<>\s]*>|\[/?THINK\]", re.IGNORECASE)
 _THINKING = re.compile(r"<[^<>\s]*think|\[THINK", re.IGNORECASE)

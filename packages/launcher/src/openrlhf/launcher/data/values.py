@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from openrlhf.launcher.data.messages import PromptError
+from openrlhf.agents.chat.template import PromptError
 
 _TIMES = (datetime.date, datetime.time)  # a datetime is a date
 

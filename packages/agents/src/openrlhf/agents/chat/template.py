@@ -2,7 +2,8 @@
 
 Each form is found out once, by what the template writes of a short conversation: content as text or as a list of
 parts (by role), the arguments of a tool call as an object or as JSON text, what stands for the content of a message
-that only calls tools, and the key of the reasoning.
+that only calls tools, and the key of the reasoning. The chat server and the readers of data share it, so a conversation
+has the same tokens in both.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
-
-from openrlhf.launcher.data.messages import PromptError, is_text, text_of
 
 PROBE = "openrlhf-7f3a"
 PROBE_NAME, PROBE_KEY, PROBE_VALUE = "openrlhf_name", "openrlhf_key", "openrlhf_value"
@@ -33,6 +33,11 @@ PROBE_TOOL = {
     },
 }
 _EMPTY: tuple[Any, ...] = (None, "", [])
+_NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
+
+class PromptError(ValueError):
+    """Messages that cannot become a prompt; the caller adds their place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +48,7 @@ class CallForm:
     """
 
     arguments: str = "object"
-    content: Any = None
+    content: Any = ""
     writes: bool = False
     problems: Mapping[str, str] = field(default_factory=dict)
 
@@ -57,15 +62,29 @@ class ChatTemplate:
         self._reasoning: dict[str, str] = {}
 
     def write(self, messages: Sequence[Mapping[str, Any]], tools: Any, *, answer_next: bool) -> str:
-        """The text of these messages; answer_next opens the assistant's turn after them. Raises PromptError."""
-        fillers: list[Any] = [None]
+        """As `render`. Raises PromptError also where the template would leave out a tool call."""
         if any(m.get("tool_calls") for m in messages):
             self._check_calls()
+        return self.render(messages, tools, answer_next=answer_next)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any,
+        *,
+        answer_next: bool,
+        options: Mapping[str, Any] = _NO_OPTIONS,
+    ) -> str:
+        """The text of these messages; answer_next opens the assistant's turn after them. options: variables of the
+        template. Raises PromptError where the template refuses them.
+        """
+        fillers: list[Any] = [None]
+        if any(m.get("tool_calls") for m in messages):
             fillers = sorted(_EMPTY, key=lambda content: content != self.calls.content)
         refusal: Exception | None = None
         for content in fillers:
             try:
-                return self._apply([self._form(m, content) for m in messages], tools, answer_next)
+                return self._apply([self._form(m, content) for m in messages], tools, answer_next, options)
             except Exception as error:  # templates raise whatever they like: a TemplateError, a TypeError, a KeyError
                 refusal = refusal or error
         assert refusal is not None
@@ -79,7 +98,8 @@ class ChatTemplate:
 
     def drops(self, role: str) -> bool:
         """Whether the template writes a conversation with this role and leaves its content out."""
-        return self._tried(self.role(role)) == (False, False)
+        tried = self._tried(self.role(role))
+        return True not in tried and False in tried
 
     def _tried(self, role: str) -> tuple[bool | None, bool | None]:
         if role not in self._takes:
@@ -131,9 +151,15 @@ class ChatTemplate:
             )
         raise PromptError("the chat template does not write tool calls; use one that does, or drop such rows")
 
-    def _apply(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, answer_next: bool = False) -> str:
+    def _apply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any = None,
+        answer_next: bool = False,
+        options: Mapping[str, Any] = _NO_OPTIONS,
+    ) -> str:
         return self._tokenizer.apply_chat_template(
-            list(messages), tools=tools, tokenize=False, add_generation_prompt=answer_next
+            list(messages), tools=tools or None, tokenize=False, add_generation_prompt=answer_next, **options
         )
 
     def _writes(self, role: str, content: Any) -> bool | None:
@@ -202,3 +228,17 @@ def _with_arguments(call: Mapping[str, Any], *, text: bool) -> dict[str, Any]:
     elif not text and isinstance(arguments, str):
         arguments = json.loads(arguments)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def is_text(content: Any) -> bool:
+    """Whether content is a list of parts that are all text."""
+    return isinstance(content, list) and all(
+        isinstance(p.get("text"), str) and p.get("type") == "text" for p in content
+    )
+
+
+def text_of(content: Any) -> str:
+    """Content as one text, its text parts a line each, as OpenAI-compatible servers join them."""
+    if isinstance(content, list):
+        return "\n".join(p["text"] for p in content if isinstance(p.get("text"), str))
+    return content or ""
