@@ -93,7 +93,7 @@ class Side:
             freeze_visual_encoder=freeze,
         )
         module = load_module(spec, {}, torch.device("cpu"))
-        module.choose_head_path(torch.device("cpu"))
+        module.check_head(torch.device("cpu"))
         return module
 
     def prompt(self, images: int, text: str = "colour?") -> str:

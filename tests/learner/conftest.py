@@ -8,17 +8,20 @@ import pytest
 
 from support.learner_models import save_tiny_model
 from support.learner_ranks import RankResults, needed_cases, run_cases
+from support.learner_step_cases import WIDE
 from support.learner_vision_cases import FAMILIES as VISION_FAMILIES
 from support.vision_models import vision_model
 
 
 @pytest.fixture(scope="session")
 def rank_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the ranks work; holds the tiny models `qwen3` (tied), `untied`, `gpt2`, a hybrid and those with images."""
+    """Where the ranks work; holds tiny models: `qwen3` (tied), `untied`, `gpt2`, `WIDE`, a hybrid, some with images."""
     path = tmp_path_factory.mktemp("learner")
     save_tiny_model(path / "qwen3")
     save_tiny_model(path / "untied", tie=False)
     save_tiny_model(path / "gpt2", "gpt2")
+    for name in WIDE:
+        save_tiny_model(path / name, tie=name == "wide", vocab=2048)
     for family in VISION_FAMILIES:
         vision_model(family).save_pretrained(path / family)
     save_tiny_model(path / "qwen3_next", "qwen3_next")

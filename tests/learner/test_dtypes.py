@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from openrlhf.learner.config import DsConfig, OptimConfig
-from openrlhf.learner.modules import ScalarHead
+from openrlhf.learner.heads import ScalarHead
 from openrlhf.learner.spec import LearnerSpec, Role
 from support.learner_ranks import RankResults, result
 

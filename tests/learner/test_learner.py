@@ -16,12 +16,12 @@ from openrlhf.learner.objective import ModelOutputs
 from openrlhf.learner.spec import LearnerSpec, Role
 from support.learner_models import make_batch, plain_logprobs
 from support.learner_ranks import RankResults, result
-from support.learner_step_cases import LAYOUTS, LOSSES, OBJECTIVE, check_adam_step, loss_batch
+from support.learner_step_cases import LAYOUTS, LOSSES, OBJECTIVE, WIDE, check_adam_step, loss_batch
 
 pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 
 RANK_CASES = {
-    2: ["layouts", "losses", "critic", "skipping", "nothing_to_train", "accumulation", "linear_attention"],
+    2: ["layouts", "losses", "critic", "skipping", "nothing_to_train", "accumulation", "linear_attention", "wide"],
     1: ["layouts", "losses", "accumulation"],
 }
 
@@ -115,6 +115,21 @@ def test_layers_with_a_state_train_alike_when_they_are_partitioned(ranks: RankRe
     assert any("conv1d" in name for name in whole["weights"])
     assert _largest_difference(partitioned["gradients"], whole["gradients"]) < 1e-6
     check_adam_step(partitioned["weights"], whole)
+
+
+@pytest.mark.parametrize("model", WIDE)
+def test_the_output_layer_is_gathered_for_its_head_alone(ranks: RankResults, model: str) -> None:
+    for rank in (0, 1):
+        whole, partitioned = result(ranks, "wide", 2)[rank][model].values()
+        assert whole["local"] == [131_072] * 3
+        assert partitioned["local"] == [0] * 3
+        for name in ("logprobs", "whole vocabulary", "frozen"):
+            assert float((partitioned[name] - whole[name]).abs().max()) < 1e-6
+        assert float((whole["logprobs"] - whole["whole vocabulary"]).abs().max()) > 1e-2
+        assert torch.equal(whole["logprobs"], whole["frozen"])
+    assert _largest_difference(partitioned["gradients"], whole["gradients"]) < 1e-6
+    for got, want in zip(partitioned["metrics"], whole["metrics"], strict=True):
+        assert got["policy_loss"][0] == pytest.approx(want["policy_loss"][0], abs=1e-4)
 
 
 def test_only_rank_0_gets_the_stream(ranks: RankResults) -> None:

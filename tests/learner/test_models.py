@@ -10,6 +10,7 @@ import torch
 
 from openrlhf.learner.config import DsConfig, OptimConfig
 from openrlhf.learner.export import export_hf
+from openrlhf.learner.heads import ScalarHead
 from openrlhf.learner.layers import recurrent_layers
 from openrlhf.learner.models import check_attention, load_module, reward_statistics
 from openrlhf.learner.modules import LearnerModule
@@ -85,8 +86,8 @@ def test_critic_from_a_language_model_gets_a_new_head(models: Path, caplog: pyte
     with caplog.at_level("INFO"):
         first, second = (load(models / "lm", Role.CRITIC, optim=OptimConfig()) for _ in range(2))
     assert "a new one is initialised" in caplog.text
-    assert first.head is not None
-    assert second.head is not None
+    assert isinstance(first.head, ScalarHead)
+    assert isinstance(second.head, ScalarHead)
     assert torch.equal(first.head.weight, second.head.weight)
     assert float(first.head.weight.detach().std()) == pytest.approx(1 / 65, rel=0.3)
 
@@ -107,7 +108,7 @@ def test_values_do_not_depend_on_padding_or_neighbours(models: Path, packed: boo
         for row in range(batch.size):
             states = module.model(batch.tokens[row : row + 1, : int(batch.lengths[row])]).last_hidden_state[0]
             want = torch.zeros(batch.tokens.shape[1])
-            want[1 : len(states)] = states[:-1] @ module.head.weight[0]  # pyright: ignore[reportOptionalMemberAccess]
+            want[1 : len(states)] = states[:-1] @ module.head.weight[0]  # pyright: ignore[reportIndexIssue, reportOperatorIssue, reportArgumentType]
             assert float((together[row] - want * batch.action_mask[row]).abs().max()) < 1e-5
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from openrlhf.core.batch import Batch
 from openrlhf.learner.config import DsConfig, ModelConfig, OptimConfig
+from openrlhf.learner.heads import LogitsHead, TokenHead
 from openrlhf.learner.models import load_module
 from openrlhf.learner.modules import LearnerModule
 from openrlhf.learner.packing import build_inputs, build_last_token_inputs
@@ -37,7 +38,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(path: Path, role: Role = Role.POLICY, *, ds: DsConfig = PLAIN, **changes: Any) -> LearnerModule:
     spec = LearnerSpec(role=role, model_path=str(path), ds=ds, **changes)
     module = load_module(spec, {}, CPU)
-    module.choose_head_path(CPU)
+    module.check_head(CPU)
     return module
 
 
@@ -54,7 +55,7 @@ def logprobs(module: LearnerModule, batch: Batch, *, packed: bool) -> tuple[Tens
 def test_logprobs_and_entropy_equal_the_models_own_one_by_one(models: Path, arch: str, packed: bool) -> None:
     # B022, B023: neither padding nor neighbours in a packed row move a log-prob
     module, batch = load(models / arch, temperature=0.7), make_batch()
-    assert module.chunked_head
+    assert isinstance(module.head, TokenHead)
     with torch.no_grad():
         want = plain_logprobs(_reload(models / arch), batch, 0.7)
     got = logprobs(module, batch, packed=packed)
@@ -117,7 +118,7 @@ def test_batch_without_actions_still_runs_through_every_parameter(models: Path) 
 
 def test_model_that_scales_its_logits_keeps_to_them(models: Path) -> None:
     module, batch = load(models / "cohere"), make_batch()
-    assert not module.chunked_head
+    assert isinstance(module.head, LogitsHead)
     with torch.no_grad():
         want = plain_logprobs(_reload(models / "cohere"), batch)
     got = logprobs(module, batch, packed=False)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from openrlhf.core.batch import Batch
 from openrlhf.learner.config import DsConfig, OptimConfig
+from openrlhf.learner.heads import LogitsHead, TokenHead
 from openrlhf.learner.models import load_module
 from openrlhf.learner.modules import LearnerModule
 from openrlhf.learner.packing import build_inputs, with_probe
@@ -37,7 +38,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(path: Path, **changes: Any) -> LearnerModule:
     ds = DsConfig(param_dtype="fp32", attn_implementation="sdpa")
     module = load_module(LearnerSpec(role=Role.POLICY, model_path=str(path), ds=ds, **changes), {}, CPU)
-    module.choose_head_path(CPU)
+    module.check_head(CPU)
     return module
 
 
@@ -82,10 +83,9 @@ def test_images_move_the_log_probs(models: Path, family: str) -> None:
 @pytest.mark.parametrize("chunked", [True, False])
 def test_suppressed_tokens_have_no_probability(models: Path, chunked: bool) -> None:
     module = load(models / "qwen3_vl", suppressed_token_ids=SUPPRESSED, temperature=0.7)
-    assert module.chunked_head
-    module.chunked_head = chunked
+    assert isinstance(module.head, TokenHead)
     if not chunked:
-        del module.model.get_output_embeddings().forward  # the layer's own again
+        module.head = LogitsHead()
     batch = image_batch("qwen3_vl").select([1])
     inputs = build_inputs(batch, batch.action_mask, packed=False)
     with torch.no_grad():

@@ -12,6 +12,7 @@ from torch import Tensor
 from openrlhf.core.batch import Batch
 from openrlhf.core.config import AdvantageConfig, PolicyLossConfig
 from openrlhf.learner.config import AdamConfig, DsConfig, ModelConfig, OptimConfig, TrainBatchConfig
+from openrlhf.learner.heads import TokenDistribution
 from openrlhf.learner.learner import Learner, NonFiniteStepError
 from openrlhf.learner.objective import PolicyObjective, ValueObjective
 from openrlhf.learner.spec import LearnerSpec, Role
@@ -130,6 +131,33 @@ def linear_attention(rank: int, world: int, folder: Path) -> dict[int, dict[str,
         gradients = capture_gradients(learner)
         metrics = learner.update(share(make_batch(), [0, 1, 2, 3], rank, world), OBJECTIVE)
         results[stage] = {"metrics": metrics, "gradients": gradients, "weights": parameters(learner)}
+    return results
+
+
+WIDE = ("wide", "wide_untied")
+"""Models whose output layer is larger than what ZeRO-3 keeps whole: 131,072 numbers."""
+
+
+def wide(rank: int, world: int, folder: Path) -> dict[str, dict[int, dict[str, Any]]]:
+    """Model -> stage -> log-probs (also of another distribution), a step, and how much of the layer lies here."""
+    results: dict[str, dict[int, dict[str, Any]]] = {}
+    batch = share(make_batch(), [0, 1, 2], rank, world)
+    for model in WIDE:
+        results[model] = {}
+        for stage in (0, 3):
+            spec = make_spec(folder, stage=stage, micro=2, model=model, temperature=0.7, suppressed_token_ids=(3, 4))
+            learner = Learner(spec)
+            layer = learner.module.model.get_output_embeddings()
+            found: dict[str, Any] = {"local": [layer.weight.numel()]}
+            found["logprobs"] = learner.score(batch).logprobs
+            found["whole vocabulary"] = learner.score(batch, distribution=TokenDistribution()).logprobs
+            found["local"].append(layer.weight.numel())
+            found["gradients"] = capture_gradients(learner)
+            found["metrics"] = [learner.update(batch, OBJECTIVE) for _ in range(3)]
+            found["local"].append(layer.weight.numel())
+            frozen = Learner(replace(spec, optim=None, role=Role.REFERENCE))
+            found["frozen"] = frozen.score(batch).logprobs
+            results[model][stage] = found
     return results
 
 
@@ -262,4 +290,5 @@ CASES: dict[str, Case] = {
     "nothing_to_train": nothing_to_train,
     "accumulation": accumulation,
     "linear_attention": linear_attention,
+    "wide": wide,
 }

@@ -37,10 +37,10 @@ class TrainingEngine:
         if spec.optim is not None and spec.optim.optim == "muon" and spec.ds.zero_stage > 0:
             self._raw_clipping = raw_clipping(ds_engine.optimizer, spec.ds.zero_stage, spec.optim.max_norm)
 
-    def forward(self, inputs: ModelInputs, *, with_entropy: bool, entropy_gradient: bool = True) -> Readings:
-        """Run the model. Through DeepSpeed's engine where there is one, so that its hooks fire."""
+    def forward(self, inputs: ModelInputs, **options: Any) -> Readings:
+        """Call the module (options: its own). Through DeepSpeed's engine where there is one, so that its hooks fire."""
         model = self.module if self.ds_engine is None else self.ds_engine
-        return model(inputs, with_entropy=with_entropy, entropy_gradient=entropy_gradient)
+        return model(inputs, **options)
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
@@ -114,7 +114,7 @@ def build_engine(spec: LearnerSpec, device: torch.device) -> TrainingEngine:
         ds_engine = _initialize(spec, module, config)
     engine = TrainingEngine(spec, module, ds_engine, device)
     with engine.on_device():
-        module.choose_head_path(device)
+        module.check_head(device)
         if spec.packed:
             module.check_packing(device)
     return engine

@@ -67,7 +67,7 @@ def _write(module: LearnerModule, state: dict[str, Tensor], tokenizer: Any, fold
     config = module.model.config
     use_cache, config.use_cache = config.use_cache, True
     try:
-        if module.head is None:
+        if not module.scalar:
             save_model(module.model, folder, source=source, state=state)
         else:
             _write_scalar_model(module, state, folder, source)

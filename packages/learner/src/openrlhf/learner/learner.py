@@ -22,6 +22,7 @@ from openrlhf.learner.collective import Collective
 from openrlhf.learner.ema import MovingAverage
 from openrlhf.learner.engine import TrainingEngine, build_engine
 from openrlhf.learner.export import export_hf
+from openrlhf.learner.heads import TokenDistribution
 from openrlhf.learner.lora import export_adapters, has_adapters
 from openrlhf.learner.metrics import MetricSums
 from openrlhf.learner.models import reward_statistics
@@ -87,8 +88,13 @@ class Learner:
     # -- scoring
 
     @torch.no_grad()
-    def score(self, batch: Batch, *, with_entropy: bool = False) -> Scores:
-        """Log-probs, values or rewards of `batch`. Collective under ZeRO-3 and over tensor-parallel groups."""
+    def score(
+        self, batch: Batch, *, with_entropy: bool = False, distribution: TokenDistribution | None = None
+    ) -> Scores:
+        """Log-probs, values or rewards of `batch`. Collective under ZeRO-3 and over tensor-parallel groups.
+
+        distribution: what log-probs are of; None: what is trained, as the spec says.
+        """
         self.tensor_parallel.check_same(batch)
         plan = self._score_plan(batch)
         count = len(plan)
@@ -99,18 +105,25 @@ class Learner:
         with self._engine.on_device(), evaluating(self.module):
             for number in range(count):
                 rows = torch.tensor(plan[number] if number < len(plan) else [], dtype=torch.long)
-                self._score_rows(batch, rows, primary, entropy)
+                self._score_rows(batch, rows, primary, entropy, distribution)
         if self.spec.role is Role.REWARD:
             return Scores(rewards=primary)
         if self.spec.role is Role.CRITIC:
             return Scores(values=primary)
         return Scores(logprobs=primary, entropy=entropy)
 
-    def _score_rows(self, batch: Batch, rows: Tensor, primary: Tensor, entropy: Tensor | None) -> None:
+    def _score_rows(
+        self,
+        batch: Batch,
+        rows: Tensor,
+        primary: Tensor,
+        entropy: Tensor | None,
+        distribution: TokenDistribution | None,
+    ) -> None:
         """Score the rows and write the results in place. No rows: only take part in the communication."""
         part = (batch.select(rows) if len(rows) else _placeholder()).to(self.device)
         inputs = self._inputs(part)
-        readings = self._engine.forward(inputs, with_entropy=entropy is not None)
+        readings = self._engine.forward(inputs, with_entropy=entropy is not None, distribution=distribution)
         if not len(rows):
             return
         if self.spec.role is Role.REWARD:

@@ -25,8 +25,8 @@ HEAD = "score"
 GATHER_BYTES = 512 * 2**20
 
 
-def add_adapters(module: LearnerModule, config: LoraConfig) -> None:
-    """Put adapters into the model and freeze its own weights; a scalar head stays trainable.
+def add_adapters(model: Any, config: LoraConfig) -> None:
+    """Put adapters into the model and freeze its own weights.
 
     The model keeps its class and the names of its modules. Raises ValueError when peft is missing or knows no such
     module.
@@ -41,7 +41,7 @@ def add_adapters(module: LearnerModule, config: LoraConfig) -> None:
         bias="none",
     )
     try:
-        peft.inject_adapter_in_model(settings, module.model, adapter_name=ADAPTER)
+        peft.inject_adapter_in_model(settings, model, adapter_name=ADAPTER)
     except ValueError as error:
         raise ValueError(f"`ds.lora.target_modules` {' '.join(targets)}: {error}") from error
 
@@ -66,12 +66,12 @@ def export_adapters(
     settings = module.model.peft_config[ADAPTER]
     settings.base_model_name_or_path = base
     settings.inference_mode = True
-    settings.task_type = "CAUSAL_LM" if module.head is None else "SEQ_CLS"
-    settings.modules_to_save = None if module.head is None else [HEAD]
+    settings.task_type = "SEQ_CLS" if module.scalar else "CAUSAL_LM"
+    settings.modules_to_save = [HEAD] if module.scalar else None
     with publish(path, trial=trial) as folder:
         settings.save_pretrained(str(folder))
         save_file(state, str(folder / WEIGHTS), {"format": "pt"})
-        if module.head is not None:
+        if module.scalar:
             config = module.model.config
             values = {"mean": getattr(config, "mean", None), "std": getattr(config, "std", None)}
             (folder / REWARD).write_text(json.dumps(values) + "\n")
@@ -131,7 +131,7 @@ def import_peft() -> Any:
 
 def _peft_name(module: LearnerModule, name: str) -> str:
     head = f"{module.head_name}."
-    if module.head is not None and name.startswith(head):
+    if module.scalar and name.startswith(head):
         name = f"{HEAD}.{name.removeprefix(head)}"
     return "base_model.model." + name.replace(f".{ADAPTER}.", ".")
 

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from openrlhf.learner.heads import ScalarHead, TokenDistribution, TokenHead, token_head
 from openrlhf.learner.layers import check_packing, num_experts, recurrent_layers
 from openrlhf.learner.loading import load_pretrained
 from openrlhf.learner.lora import add_adapters
-from openrlhf.learner.modules import LearnerModule, ScalarHead, disable_dropout
+from openrlhf.learner.modules import LearnerModule, disable_dropout
 from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.learner.tensor_parallel import check_model
 
@@ -32,7 +33,7 @@ def load_module(spec: LearnerSpec, ds_config: dict[str, Any], device: torch.devi
     _check_model(spec, config)
     with _zero3_loading(spec, ds_config):
         if spec.role.is_language_model:
-            model, head, head_name = _pretrained(_language_model_class(config), spec, config), None, ""
+            model, scalar_head, head_name = _pretrained(_language_model_class(config), spec, config), None, ""
             if spec.ds.use_liger_kernel:
                 apply_liger(model)
         else:
@@ -40,20 +41,20 @@ def load_module(spec: LearnerSpec, ds_config: dict[str, Any], device: torch.devi
             weights = head_weights(spec.model_path, head_name)
             _check_head(spec, head_name, weights)
             model = _pretrained(_backbone_class(), spec, config)
-            head = build_head(config.get_text_config().hidden_size, weights, spec).to(_head_dtype(spec))
+            scalar_head = build_head(config.get_text_config().hidden_size, weights, spec).to(_head_dtype(spec))
+    _prepare(model, spec)
+    if spec.trained and spec.ds.lora.rank > 0:
+        add_adapters(model, spec.ds.lora)
     module = LearnerModule(
         model,
-        head,
+        scalar_head or token_head(model),
         head_name=head_name,
-        temperature=spec.temperature,
+        distribution=TokenDistribution(spec.temperature, spec.suppressed_token_ids),
         aux_loss=spec.aux_loss_coef > 0,
-        suppressed=spec.suppressed_token_ids,
-    )
-    _prepare(module, spec)
-    if spec.zero3 and recurrent_layers(config):
-        gather_convolutions(module)
-    if spec.trained and spec.ds.lora.rank > 0:
-        add_adapters(module, spec.ds.lora)
+    ).train(spec.trained)
+    module.head.requires_grad_(spec.trained)
+    if spec.zero3:
+        gather_with_readers(module)
     return module if spec.zero3 or spec.offload else module.to(device)
 
 
@@ -176,36 +177,41 @@ def _zero3_loading(spec: LearnerSpec, ds_config: dict[str, Any]) -> AbstractCont
     return _Zero3Loading(ds_config) if spec.zero3 else nullcontext()
 
 
-def gather_convolutions(module: nn.Module) -> None:
-    """Let ZeRO-3 gather the convolution of each layer with a state together with the layer.
+def gather_with_readers(module: LearnerModule) -> None:
+    """Let ZeRO-3 gather parameters for the calls of those who read them without calling the module they belong to.
 
-    Such layers read its weight without calling it, so the hook of the convolution itself would not gather it.
+    Its hooks gather what belongs to a called module. A layer with a state reads the weight of its convolution, and a
+    `TokenHead` that of the output layer.
     """
     from deepspeed.runtime.zero import register_external_parameter
 
-    for owner in module.modules():
-        for child in owner.children():
-            if isinstance(child, nn.Conv1d):
-                for parameter in child.parameters():
-                    register_external_parameter(owner, parameter)
+    if isinstance(module.head, TokenHead):
+        for parameter in module.head.borrowed:
+            register_external_parameter(module.head, parameter)
+    if recurrent_layers(module.model.config):
+        for owner in module.model.modules():
+            for child in owner.children():
+                if isinstance(child, nn.Conv1d):
+                    for parameter in child.parameters():
+                        register_external_parameter(owner, parameter)
 
 
-def _prepare(module: LearnerModule, spec: LearnerSpec) -> None:
-    disable_dropout(module)
-    module.model.config.use_cache = False
+def _prepare(model: Any, spec: LearnerSpec) -> None:
+    disable_dropout(model)
+    model.config.use_cache = False
     if not spec.trained:
-        module.requires_grad_(False).eval()
+        model.requires_grad_(False).eval()
         return
-    module.train()
+    model.train()
     if spec.freeze_visual_encoder:
-        module.requires_grad_(False)
-        module.model.get_decoder().requires_grad_(True)
-        module.model.get_output_embeddings().requires_grad_(True)
+        model.requires_grad_(False)
+        model.get_decoder().requires_grad_(True)
+        model.get_output_embeddings().requires_grad_(True)
     if spec.model.gradient_checkpointing_enable:
         reentrant = spec.model.gradient_checkpointing_reentrant
-        module.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
         if reentrant:
-            module.model.enable_input_require_grads()
+            model.enable_input_require_grads()
 
 
 def _head_dtype(spec: LearnerSpec) -> torch.dtype:
@@ -214,7 +220,7 @@ def _head_dtype(spec: LearnerSpec) -> torch.dtype:
     return torch.float32 if whole else DTYPES[spec.ds.param_dtype]
 
 
-def build_head(hidden_size: int, weights: dict[str, Tensor], spec: LearnerSpec) -> nn.Linear:
+def build_head(hidden_size: int, weights: dict[str, Tensor], spec: LearnerSpec) -> ScalarHead:
     """The scalar head, from the checkpoint or fresh (normal, std 1/(hidden+1), the same on every rank)."""
     head = ScalarHead(hidden_size, 1, bias="bias" in weights)
     with torch.no_grad():

@@ -1,22 +1,20 @@
 """`LearnerModule`: a Hugging Face model and the head of its role, called the one right way.
 
-It is the module DeepSpeed wraps, so a call goes through DeepSpeed's hooks. The language-model head is only applied at
-the positions asked for, in chunks, by calling the head module itself (ZeRO-3 gathers its weight for exactly that call).
+It is the module DeepSpeed wraps, so a call goes through DeepSpeed's hooks. The head is only applied at the positions
+asked for.
 """
 
 from __future__ import annotations
 
 import inspect
-import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from openrlhf.core.logprobs import entropy_from_logits, logprobs_from_logits, token_logprobs
-from openrlhf.learner.head_path import check_plain_head, plain_head
+from openrlhf.learner.heads import Head, LogitsHead, ScalarHead, TokenDistribution, TokenHead, check_plain_head
 from openrlhf.learner.layers import num_experts
 from openrlhf.learner.packing import ModelInputs
 
@@ -45,54 +43,54 @@ class Readings(NamedTuple):
         return torch.stack([t.sum() for t in outputs]).sum() * 0.0
 
 
-class ScalarHead(nn.Linear):
-    """The head of a critic or reward model: computes in float32, whatever the weights are stored in.
-
-    bf16 has 8 bits: values near 1 would come in steps of 1/128.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.float()
-        return nn.functional.linear(input.float(), self.weight.float(), bias)
-
-
 class LearnerModule(nn.Module):
-    """A model with its head: a language model (`head` None) or a backbone with a scalar head.
+    """A model with its head: a language model, or a backbone with a scalar head.
 
-    suppressed: token ids without probability. They are part of the vocabulary again while it is empty.
+    head_name: what a scalar head is called in checkpoints. distribution: what log-probs are of, unless a call says
+    otherwise. aux_loss: whether the balance loss of a mixture of experts is computed.
     """
 
     def __init__(
-        self,
-        model: Any,
-        head: nn.Linear | None,
-        *,
-        head_name: str,
-        temperature: float,
-        aux_loss: bool,
-        suppressed: Sequence[int] = (),
+        self, model: Any, head: Head, *, head_name: str, distribution: TokenDistribution, aux_loss: bool
     ) -> None:
         super().__init__()
-        self.suppressed = tuple(suppressed)
         self.model = model
         self.head = head
         self.head_name = head_name
-        self.temperature = temperature
+        self.distribution = distribution
         self.aux_loss = aux_loss
-        self.chunked_head = False
 
-    def forward(self, inputs: ModelInputs, *, with_entropy: bool = False, entropy_gradient: bool = True) -> Readings:
+    @property
+    def scalar(self) -> bool:
+        """Whether it gives a number per position (critic, reward model) instead of log-probs."""
+        return isinstance(self.head, ScalarHead)
+
+    @property
+    def backbone(self) -> Any:
+        """The model without the output layer of a language model."""
+        return self.model if self.scalar else self.model.base_model
+
+    def forward(
+        self,
+        inputs: ModelInputs,
+        *,
+        distribution: TokenDistribution | None = None,
+        with_entropy: bool = False,
+        entropy_gradient: bool = True,
+    ) -> Readings:
         """Readings at `inputs.select`. Without entropy_gradient the entropy is a plain number."""
-        if self.head is None and not self.chunked_head:
-            return self._from_logits(inputs, with_entropy, entropy_gradient)
-        outputs = self._call(self.model if self.head is not None else self.model.base_model, inputs)
-        hidden = outputs.last_hidden_state.flatten(0, 1)[inputs.select]
+        by_logits = isinstance(self.head, LogitsHead)
+        outputs = self._call(self.model if by_logits else self.backbone, inputs)
+        states = (outputs.logits if by_logits else outputs.last_hidden_state).flatten(0, 1)[inputs.select]
         aux = self._balance_loss(outputs, inputs)
-        if self.head is not None:
-            return Readings(self.head(hidden).squeeze(-1), None, aux)
-        output_head = self.model.get_output_embeddings()
-        logprobs, entropy = output_head(
-            hidden, inputs.targets, self.temperature, with_entropy, entropy_gradient, self.suppressed
+        if isinstance(self.head, ScalarHead):
+            return Readings(self.head(states).squeeze(-1), None, aux)
+        logprobs, entropy = self.head(
+            states,
+            inputs.targets,
+            distribution=distribution or self.distribution,
+            with_entropy=with_entropy,
+            entropy_gradient=entropy_gradient,
         )
         return Readings(logprobs, entropy, aux)
 
@@ -101,28 +99,23 @@ class LearnerModule(nn.Module):
         owner, _, rest = name.partition(".")
         if owner == "head":
             return f"{self.head_name}.{rest}"
-        return f"{self.model.base_model_prefix}.{rest}" if self.head is not None else rest
+        return f"{self.model.base_model_prefix}.{rest}" if self.scalar else rest
 
     @torch.no_grad()
-    def choose_head_path(self, device: torch.device) -> None:
-        """Use the chunked head if this model's logits are its head's (see `head_path`); else keep to full logits.
-
-        The same on every rank. Collective.
+    def check_head(self, device: torch.device) -> None:
+        """Try out on a few tokens that the output layer of a `TokenHead` gives the model's own logits. Collective.
 
         Raises:
-            ValueError: on all ranks, when on one of them the head does not give the model's own logits.
+            ValueError: on all ranks, when on one of them it does not.
         """
-        if self.head is not None or not plain_head(self.model):
+        if not isinstance(self.head, TokenHead):
             return
-        output_head = self.model.get_output_embeddings()
         probe = torch.arange(1, 5, device=device)[None]
         inputs = {"input_ids": probe, "position_ids": torch.arange(4, device=device)[None], "use_cache": False}
         with evaluating(self):
             expected = self.model(**inputs).logits
-            hidden = self.model.base_model(**inputs).last_hidden_state
+            hidden = self.backbone(**inputs).last_hidden_state
         check_plain_head(self.model, hidden, expected)
-        output_head.forward = types.MethodType(_chunked_head, output_head)
-        self.chunked_head = True
 
     @torch.no_grad()
     def check_packing(self, device: torch.device) -> None:
@@ -133,13 +126,12 @@ class LearnerModule(nn.Module):
         """
         if num_experts(self.model.config.get_text_config()):
             return
-        backbone = self.model if self.head is not None else self.model.base_model
         positions = torch.arange(4, device=device).repeat(2)[None]
         states = []
         with evaluating(self):
             for first in (1, 5):
                 tokens = torch.tensor([[*range(first, first + 4), 9, 10, 11, 12]], device=device)
-                outputs = backbone(input_ids=tokens, position_ids=positions, attention_mask=None, use_cache=False)
+                outputs = self.backbone(input_ids=tokens, position_ids=positions, attention_mask=None, use_cache=False)
                 states.append(outputs.last_hidden_state[0, 4:].float())
         if float((states[0] - states[1]).abs().max()) > LEAK * float(states[0].abs().max()):
             raise ValueError(
@@ -174,16 +166,6 @@ class LearnerModule(nn.Module):
             return images
         return {**images, "mm_token_type_ids": (input_ids == self.model.config.image_token_id).long()}
 
-    def _from_logits(self, inputs: ModelInputs, with_entropy: bool, entropy_gradient: bool) -> Readings:
-        outputs = self._call(self.model, inputs)
-        logits = outputs.logits.flatten(0, 1)[inputs.select]
-        if self.suppressed:
-            logits = logits.index_fill(-1, _index(self.suppressed, logits), float("-inf"))
-        logprobs = logprobs_from_logits(logits, inputs.targets, self.temperature)
-        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            entropy = entropy_from_logits(logits, self.temperature) if with_entropy else None
-        return Readings(logprobs, entropy, self._balance_loss(outputs, inputs))
-
     def _balance_loss(self, outputs: Any, inputs: ModelInputs) -> Tensor | None:
         if not self.aux_loss:
             return None
@@ -195,30 +177,6 @@ class LearnerModule(nn.Module):
         )
         assert isinstance(loss, Tensor), "a mixture of experts returns its router logits"
         return loss
-
-
-def _chunked_head(
-    self: nn.Linear,
-    hidden: Tensor,
-    targets: Tensor,
-    temperature: float,
-    with_entropy: bool,
-    entropy_gradient: bool,
-    suppressed: Sequence[int] = (),
-) -> tuple[Tensor, Tensor | None]:
-    """Forward of a language-model head: log-probs [N] (and entropy [N]) instead of logits."""
-    bias = self.bias
-    if suppressed:  # a bias of minus infinity takes a token out of the distribution
-        bias = self.weight.new_zeros(len(self.weight)) if bias is None else bias
-        bias = bias.index_fill(0, _index(suppressed, bias), float("-inf"))
-    logprobs, entropy = token_logprobs(
-        hidden, self.weight, targets, temperature=temperature, bias=bias, with_entropy=with_entropy
-    )
-    return logprobs, entropy if entropy is None or entropy_gradient else entropy.detach()
-
-
-def _index(ids: Sequence[int], like: Tensor) -> Tensor:
-    return torch.tensor(list(ids), dtype=torch.long, device=like.device)
 
 
 @contextmanager

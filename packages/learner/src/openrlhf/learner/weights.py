@@ -62,7 +62,7 @@ def checkpoint_form(module: LearnerModule, tensors: list[tuple[str, Tensor]]) ->
 
     transformers 5 fuses some of them on loading (the experts of a mixture); engines read the form of the files.
     """
-    if module.head is not None or not getattr(module.model, "_weight_conversions", None):
+    if module.scalar or not getattr(module.model, "_weight_conversions", None):
         return tensors
     from transformers.core_model_loading import revert_weight_conversion
 

@@ -50,7 +50,7 @@ def _gradient(model: str, batch: Batch, device: torch.device, dtype: str, kernel
     """The gradient of a weighted sum of log-probs by all parameters, flat, float64 on the CPU."""
     ds = DsConfig(param_dtype=dtype, attn_implementation=kernel, packing_samples=packed)  # type: ignore[arg-type]
     module = load_module(LearnerSpec(role=Role.POLICY, model_path=model, ds=ds, optim=OptimConfig()), {}, device)
-    module.choose_head_path(device)
+    module.check_head(device)
     batch = batch.to(device)
     logprobs = module(build_inputs(batch, batch.action_mask, packed=packed)).primary
     (logprobs * torch.linspace(0.5, 1.5, len(logprobs), device=device)).sum().backward()

@@ -22,6 +22,7 @@ from openrlhf.launcher.trainer.images import image_probe
 from openrlhf.launcher.trainer.protocols import SampleRef
 from openrlhf.launcher.trainer.rank_config import RankConfig
 from openrlhf.launcher.vision import ImageProcessor, load_processor
+from openrlhf.learner.heads import TokenDistribution
 from openrlhf.learner.learner import Learner
 from openrlhf.learner.objective import Objective, PolicyObjective, ValueObjective
 
@@ -164,13 +165,7 @@ class RankTrainer:
         action = mask.clone()
         action[:, 0] = False
         batch = Batch(tokens=tokens, attention_mask=mask, action_mask=action, index=torch.arange(len(rows)))
-        module = self.learner.module
-        sampling = module.temperature, module.suppressed
-        module.temperature, module.suppressed = 1.0, ()
-        try:
-            scored = self.learner.score(batch).logprobs
-        finally:
-            module.temperature, module.suppressed = sampling
+        scored = self.learner.score(batch, distribution=TokenDistribution()).logprobs
         assert scored is not None, "only language models are checked"
         return scored.tolist()
 
