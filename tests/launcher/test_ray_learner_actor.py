@@ -28,7 +28,7 @@ def rank(log: list[str], *, fails: bool = False) -> Any:
     return actor
 
 
-def test_b_memory_is_given_back_after_every_phase() -> None:
+def test_memory_is_given_back_after_every_phase() -> None:
     log: list[str] = []
     actor = rank(log)
     assert actor.call("logprobs", []) == "done"
@@ -37,7 +37,7 @@ def test_b_memory_is_given_back_after_every_phase() -> None:
     assert log == ["work", "give back", "work", "give back", "give back"]
 
 
-def test_b_also_after_a_failure() -> None:
+def test_also_after_a_failure() -> None:
     log: list[str] = []
     with pytest.raises(RuntimeError, match="broken"):
         rank(log, fails=True).call("logprobs", [])

@@ -85,12 +85,12 @@ def test_engines_measure_a_quiet_device(line: str, gpus: int, want: list[str], m
         ("--train.colocate_actor_ref", ["policy", "reference"]),
     ],
 )
-def test_b_ranks_know_whether_they_share_their_device(line: str, sharing: list[str]) -> None:
+def test_ranks_know_whether_they_share_their_device(line: str, sharing: list[str]) -> None:
     config = config_of(line)
     roles = [Role.POLICY, Role.CRITIC, Role.REFERENCE]
     assert [role for role in roles if start.learner_spec(config, role, 10).shares_device] == sharing
 
 
-def test_h_full_determinism_reaches_the_engines() -> None:
+def test_full_determinism_reaches_the_engines() -> None:
     for line, asked in (("--train.full_determinism_enable", True), ("", False)):
         assert start.engine_specs(config_of(line), gpus=8)[0].full_determinism is asked

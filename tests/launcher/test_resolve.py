@@ -176,12 +176,12 @@ def attention(machine: Machine, *argv: str) -> tuple[str, list[str]]:
     return config.ds.attn_implementation, notes
 
 
-def test_f_flash_attention_has_no_fp32_kernel() -> None:
+def test_flash_attention_has_no_fp32_kernel() -> None:
     assert attention(GPUS, "--ds.param_dtype", "fp32") == ("sdpa", [])
     assert attention(GPUS, "--ds.param_dtype", "fp16")[0] == "flash_attention_2"
 
 
-def test_g_without_flash_attn_auto_is_sdpa() -> None:
+def test_without_flash_attn_auto_is_sdpa() -> None:
     name, (note,) = attention(WITHOUT_FLASH)
     assert (name, note) == (
         "sdpa",
@@ -193,7 +193,7 @@ def test_g_without_flash_attn_auto_is_sdpa() -> None:
     assert attention(WITHOUT_FLASH, "--ds.attn_implementation", "flash_attention_2") == ("flash_attention_2", [])
 
 
-def test_g_installed_kernels_are_those_of_this_environment(tmp_path: Path) -> None:
+def test_installed_kernels_are_those_of_this_environment(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
     assert detect_machine({}, tmp_path).flash_attention == installed_flash_attention()

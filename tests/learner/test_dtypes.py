@@ -16,7 +16,7 @@ RANK_CASES = {1: ["wrapper", "bf16_critic"]}
 @pytest.mark.ranks
 @pytest.mark.xdist_group("ranks")
 @pytest.mark.timeout(600)
-def test_e_an_unknown_wrapper_ends_the_start(ranks: RankResults) -> None:
+def test_an_unknown_wrapper_ends_the_start(ranks: RankResults) -> None:
     (said,) = result(ranks, "wrapper", 1)
     assert "made a BF16_Optimizer" in said
     assert "`ds.zero_stage` 2" in said
@@ -26,7 +26,7 @@ def test_e_an_unknown_wrapper_ends_the_start(ranks: RankResults) -> None:
     ("stage", "dtype", "offload", "refused"),
     [(1, "bf16", False, True), (1, "bf16", True, False), (2, "bf16", False, False), (1, "fp32", False, False)],
 )
-def test_e_refused_by_name(stage: int, dtype: str, offload: bool, refused: bool) -> None:
+def test_refused_by_name(stage: int, dtype: str, offload: bool, refused: bool) -> None:
     def spec(optim: OptimConfig | None) -> LearnerSpec:
         ds = DsConfig(zero_stage=stage, attn_implementation="sdpa", grad_accum_dtype="fp32", adam_offload=offload)
         ds = DsConfig(**{**vars(ds), "param_dtype": dtype})
@@ -40,7 +40,7 @@ def test_e_refused_by_name(stage: int, dtype: str, offload: bool, refused: bool)
         spec(OptimConfig())
 
 
-def test_i_a_head_computes_in_float32() -> None:
+def test_a_head_computes_in_float32() -> None:
     torch.manual_seed(0)
     head = ScalarHead(64, 1, bias=True).bfloat16()
     hidden = torch.randn(10, 64).bfloat16().requires_grad_()
@@ -62,7 +62,7 @@ def test_i_a_head_computes_in_float32() -> None:
 @pytest.mark.xdist_group("ranks")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("stage", range(4))
-def test_i_values_of_a_bf16_critic_are_not_rounded_to_bf16(ranks: RankResults, stage: int) -> None:
+def test_values_of_a_bf16_critic_are_not_rounded_to_bf16(ranks: RankResults, stage: int) -> None:
     (found,) = result(ranks, "bf16_critic", 1)
     got = found[stage]
     for name in ("before", "after"):

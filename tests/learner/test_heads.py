@@ -64,7 +64,7 @@ def tiny(family: str, **settings: Any) -> Any:
         ("Granite", {"logits_scaling": 1.0}, True),
     ],
 )
-def test_j_the_configuration_decides(family: str, settings: dict[str, Any], plain: bool) -> None:
+def test_the_configuration_decides(family: str, settings: dict[str, Any], plain: bool) -> None:
     model = tiny(family, **settings)
     assert plain_head(model) is plain
     if plain:
@@ -73,7 +73,7 @@ def test_j_the_configuration_decides(family: str, settings: dict[str, Any], plai
             check_plain_head(model, model.base_model(tokens).last_hidden_state, model(tokens).logits)
 
 
-def test_j_classes_from_elsewhere_and_inner_heads_are_not_known() -> None:
+def test_classes_from_elsewhere_and_inner_heads_are_not_known() -> None:
     model = tiny("Qwen3")
     foreign = type("Mine", (type(model),), {"__module__": "transformers_modules.mine"})
     model.__class__ = foreign
@@ -82,7 +82,7 @@ def test_j_classes_from_elsewhere_and_inner_heads_are_not_known() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.2, float("nan")])
-def test_j_a_head_that_is_not_plain_ends_the_start(scale: float) -> None:
+def test_a_head_that_is_not_plain_ends_the_start(scale: float) -> None:
     model = tiny("Llama")
     hidden = torch.randn(1, 4, 32)
     with torch.no_grad():
@@ -93,7 +93,7 @@ def test_j_a_head_that_is_not_plain_ends_the_start(scale: float) -> None:
     assert isinstance(model.lm_head, nn.Linear)
 
 
-def test_j_every_setting_that_transformers_has_is_listed() -> None:
+def test_every_setting_that_transformers_has_is_listed() -> None:
     """What causal models of the installed transformers do to their logits names a setting, and we know it."""
     import ast
     import re

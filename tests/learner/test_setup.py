@@ -22,7 +22,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def test_h_full_determinism_reaches_flash_attention(clean: None) -> None:
+def test_full_determinism_reaches_flash_attention(clean: None) -> None:
     from transformers.modeling_flash_attention_utils import _process_flash_attention_kwargs
 
     def asked() -> object:

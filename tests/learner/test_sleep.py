@@ -83,7 +83,7 @@ def test_a_cpu_has_nothing_to_free() -> None:
         (0, True, ["cpu", "cuda"]),  # stage 0 does not offload
     ],
 )
-def test_d_an_offloaded_optimiser_stays_in_host_memory(
+def test_an_offloaded_optimiser_stays_in_host_memory(
     stage: int, host_optimizer: bool, moved: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places: list[str] = []
@@ -95,7 +95,7 @@ def test_d_an_offloaded_optimiser_stays_in_host_memory(
     assert (counted.emptied, counted.waited) == (1, 1)
 
 
-def test_b_what_is_not_used_goes_back_to_the_device() -> None:
+def test_what_is_not_used_goes_back_to_the_device() -> None:
     counted = Counted()
     give_back(GPU, counted.memory)
     give_back(torch.device("cpu"), counted.memory)
@@ -104,7 +104,7 @@ def test_b_what_is_not_used_goes_back_to_the_device() -> None:
 
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize("shares", [True, False])
-def test_b_every_role_on_a_shared_device_gives_back(role: Role, shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_role_on_a_shared_device_gives_back(role: Role, shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # frozen or trained, and without --ds.enable_sleep
     given: list[torch.device] = []
     monkeypatch.setattr("openrlhf.learner.sleep.give_back", given.append)

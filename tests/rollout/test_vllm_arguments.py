@@ -73,7 +73,7 @@ def test_images_are_limited_and_other_inputs_left_out() -> None:
     assert limits == {"image": 2, "video": 0, "audio": 0}
 
 
-def test_h_full_determinism_makes_gpu_engines_batch_invariant() -> None:
+def test_full_determinism_makes_gpu_engines_batch_invariant() -> None:
     assert environment(EngineSpec(model="m", device="cuda", full_determinism=True))["VLLM_BATCH_INVARIANT"] == "1"
     for other in (EngineSpec(model="m", device="cuda"), EngineSpec(model="m", full_determinism=True)):
         assert "VLLM_BATCH_INVARIANT" not in environment(other)
