@@ -11,9 +11,17 @@ from typing import Any
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import values_of
-from openrlhf.launcher.logging.sinks import ConsoleSink, GeneratedSample, JsonLinesSink, Sink, TensorBoardSink
+from openrlhf.launcher.logging.sinks import (
+    ConsoleSink,
+    GeneratedSample,
+    JsonLinesSink,
+    RunIdentity,
+    Sink,
+    TensorBoardSink,
+    UnusableSinkError,
+)
 from openrlhf.launcher.logging.values import finite
-from openrlhf.launcher.logging.wandb_sink import MissingPackageError, RunIdentity, WandbSink
+from openrlhf.launcher.logging.wandb_sink import WandbSink
 from openrlhf.launcher.redaction import redact_value
 from openrlhf.launcher.saved import saved_run_id
 from openrlhf.launcher.supervised_config import SupervisedConfig
@@ -94,34 +102,52 @@ class RunLogger:
 
 def default_sinks(config: TrainPPOConfig | SupervisedConfig, run: RunIdentity, steps: int | None) -> list[Sink]:
     """The sinks that the options ask for."""
-    options = config.logger
     sinks: list[Sink] = [ConsoleSink(sys.stdout, steps)]
-    if options.tensorboard_dir is not None:
-        folder = Path(options.tensorboard_dir).expanduser() / options.wandb.run_name
+    for name, make in SINKS.items():
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            claim_metrics(folder, goes_on=config.ckpt.load_enable)
-            sinks += [JsonLinesSink(folder / METRICS), TensorBoardSink(folder)]
-        except OSError as error:
-            raise ValueError(f"--logger.tensorboard_dir {options.tensorboard_dir!r}: {error}") from error
-    if options.wandb.key is not None:
-        try:
-            sinks.append(WandbSink(options.wandb, masked(config), run))
-        except MissingPackageError:
+            sinks += make(config, run)
+        except UnusableSinkError:
             raise
-        except Exception as error:  # wandb's errors, and those of its service and the network
-            log.warning("Weights & Biases does not work (%s: %s); the run goes on", type(error).__name__, error)
+        except Exception as error:  # those of a service and of the network: no reason not to train
+            log.warning("%s does not work (%s: %s); the run goes on", name, type(error).__name__, error)
     return sinks
+
+
+def _files(config: TrainPPOConfig | SupervisedConfig, run: RunIdentity) -> list[Sink]:
+    options = config.logger
+    if options.tensorboard_dir is None:
+        return []
+    folder = Path(options.tensorboard_dir).expanduser() / options.wandb.run_name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        claim_metrics(folder, goes_on=config.ckpt.load_enable)
+        return [JsonLinesSink(folder / METRICS), TensorBoardSink(folder)]
+    except OSError as error:
+        raise UnusableSinkError(f"--logger.tensorboard_dir {options.tensorboard_dir!r}: {error}") from error
+
+
+def _wandb(config: TrainPPOConfig | SupervisedConfig, run: RunIdentity) -> list[Sink]:
+    return [] if config.logger.wandb.key is None else [WandbSink(config.logger.wandb, masked(config), run)]
+
+
+SINKS: dict[str, Callable[[TrainPPOConfig | SupervisedConfig, RunIdentity], list[Sink]]] = {
+    "TensorBoard": _files,
+    WandbSink.name: _wandb,
+}
+"""What makes the sinks beside the progress line, none where the options do not ask for one, by their name."""
 
 
 def claim_metrics(folder: Path, *, goes_on: bool) -> None:
     """Make `metrics.jsonl` in the folder this run's: that of an earlier run steps aside (`metrics.1.jsonl`).
 
-    Raises ValueError when there is one that no run wrote.
+    Raises UnusableSinkError where there is one that no run wrote, or the folder's manifest is none.
     """
-    manifest = Manifest.read(folder)
+    try:
+        manifest = Manifest.read(folder)
+    except ValueError as error:
+        raise UnusableSinkError(str(error)) from error
     if manifest.foreign([METRICS]):
-        raise ValueError(
+        raise UnusableSinkError(
             f"--logger.tensorboard_dir: {str(folder / METRICS)!r} was written by no run that is recorded there: move "
             "it away, or give another --logger.wandb.run_name"
         )

@@ -31,8 +31,22 @@ class GeneratedSample:
     reward: float | None = None
 
 
+class UnusableSinkError(ValueError):
+    """What the user has to change before the run can log there: a folder, a package. Ends the run at its start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunIdentity:
+    """Which run it is. id: the same after every restart. goes_on: it was started before. record: a file in which the
+    last steps that were sent are noted, None where nobody will go on from it."""
+
+    id: str
+    goes_on: bool = False
+    record: Path | None = None
+
+
 class Sink(Protocol):
-    """Receives finite metrics only.
+    """Receives finite metrics only. Its maker stands in `SINKS` of `logger`.
 
     `resume` comes before everything else, where a run goes on after `step` steps: what was logged beyond them will be
     logged again, and must not stand there twice.

@@ -6,12 +6,10 @@ import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from openrlhf.launcher.config import WandbConfig
-from openrlhf.launcher.logging.sinks import GeneratedSample, Metrics
+from openrlhf.launcher.logging.sinks import GeneratedSample, Metrics, RunIdentity, UnusableSinkError
 
 INIT_TIMEOUT = 60.0
 FINISH_TIMEOUT = 60.0
@@ -20,26 +18,12 @@ _KEPT_SAMPLES = 200
 _COLUMNS = ["global_step", "text", "label", "reward"]
 
 
-class MissingPackageError(ValueError):
-    """The `wandb` package is not installed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunIdentity:
-    """Which run it is. id: the same after every restart. goes_on: it was started before. record: a file in which the
-    last steps that were sent are noted, None where nobody will go on from it."""
-
-    id: str
-    goes_on: bool = False
-    record: Path | None = None
-
-
 class WandbSink:
     """One run. `run_config` is shown on its page; secrets must be masked already.
 
     A run that goes on does so on its page, and sends no step again that it had sent before it was killed.
 
-    Raises MissingPackageError without the `wandb` package, and whatever wandb raises when the run can't be started.
+    Raises UnusableSinkError without the `wandb` package, and whatever wandb raises when the run can't be started.
     """
 
     name = "Weights & Biases"
@@ -130,7 +114,7 @@ def _import() -> Any:
     try:
         import wandb
     except ModuleNotFoundError:
-        raise MissingPackageError(
+        raise UnusableSinkError(
             "--logger.wandb.key needs the package wandb: pip install 'openrlhf[wandb]', or drop the flag"
         ) from None
     return wandb
