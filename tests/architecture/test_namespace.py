@@ -61,7 +61,7 @@ def test_entry_points_exist(name):
     plugins = [target for group in project.get("entry-points", {}).values() for target in group.values()]
     for target in [*project.get("scripts", {}).values(), *plugins]:
         module, _, function = target.partition(":")
-        path = folder / "src" / module.replace(".", "/")
+        path = folder / ("src" if module.startswith("openrlhf.") else "site") / module.replace(".", "/")
         file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         assert file.is_file(), f"{target}: there is no {file.name} for it"
         assert function in top_level_names(file), f"{target}: no such function in {file.name}"
