@@ -75,6 +75,7 @@ CASES = [
     ("train_rm", "--model.margin_loss_enable --model.loss_type logexp", "model.loss_type", "no margin"),
     ("train_rm", "--data.dataset_probs 1,1", "data.dataset_probs", "1 datasets and 2"),
     ("train_dpo", "--model.ipo_enable --model.label_smoothing 0.1", "model.label_smoothing", "no label smoothing"),
+    ("train_dpo", "--ds.tensor_parallel_size 2 --ds.param_dtype fp16", "ds.param_dtype", "runs in bf16"),
     ("train_dpo", "--ds.tensor_parallel_size 2 --ds.zero_stage 3", "ds.zero_stage", "cuts the parameters already"),
     ("train_dpo", "--model.beta 0", "model.beta", "more than 0"),
     ("train_dpo", "--lr_scheduler x", "lr_scheduler", "no such schedule"),

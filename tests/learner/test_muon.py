@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from openrlhf.learner.config import MuonConfig, OptimConfig
+from openrlhf.learner.config import DsConfig, MuonConfig, OptimConfig
+from openrlhf.learner.constraints import optim_conflicts
 from openrlhf.learner.muon import clip_factor
-from openrlhf.learner.optim import check_optim
+from openrlhf.learner.spec import LearnerSpec, Role
 from support.learner_ranks import RankResults, result
 from support.learner_state_cases import EMBEDDING, MATRIX
 
@@ -134,15 +135,24 @@ def test_clip_factor() -> None:
 @pytest.mark.parametrize(
     ("config", "offload", "message"),
     [
-        (OptimConfig(optim="muon", muon=MuonConfig(ns_steps=3)), False, r"muon\.ns_steps 3"),
-        (OptimConfig(optim="muon", muon=MuonConfig(nesterov=False)), False, r"muon\.no_nesterov"),
+        (
+            OptimConfig(optim="muon", muon=MuonConfig(ns_steps=3)),
+            False,
+            r"`optim\.muon\.ns_steps` 3: .* always does 5",
+        ),
+        (
+            OptimConfig(optim="muon", muon=MuonConfig(nesterov=False)),
+            False,
+            r"`optim\.muon\.nesterov` False: .* always",
+        ),
         (OptimConfig(optim="muon"), True, r"`ds\.adam_offload`"),
     ],
 )
 def test_options_the_backend_would_ignore_are_errors(config: OptimConfig, offload: bool, message: str) -> None:
+    ds = DsConfig(param_dtype="bf16", attn_implementation="sdpa", adam_offload=offload)
     with pytest.raises(ValueError, match=message):
-        check_optim(config, adam_offload=offload)
+        LearnerSpec(role=Role.POLICY, model_path="m", ds=ds, optim=config)
 
 
 def test_adam_ignores_muon_options() -> None:
-    check_optim(OptimConfig(muon=MuonConfig(ns_steps=3)), adam_offload=True)
+    assert list(optim_conflicts(OptimConfig(muon=MuonConfig(ns_steps=3)), DsConfig(adam_offload=True))) == []

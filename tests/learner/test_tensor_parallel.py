@@ -96,11 +96,11 @@ def spec(size: int = 2, optim: OptimConfig | None = OptimConfig(), **ds: Any) ->
 
 
 def test_zero_3_muon_and_adapters_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"`ds\.tensor_parallel_size` 2 does not work with `ds\.zero_stage` 3"):
+    with pytest.raises(ValueError, match=r"`ds\.tensor_parallel_size` 2 and `ds\.zero_stage` 3: ZeRO-3 cuts"):
         spec(zero_stage=3)
-    with pytest.raises(ValueError, match=r"`ds\.tensor_parallel_size` 2 does not work with `optim\.optim` muon"):
+    with pytest.raises(ValueError, match=r"`optim\.optim` 'muon' and `ds\.tensor_parallel_size` 2: Muon needs whole"):
         spec(optim=OptimConfig(optim="muon"))
-    with pytest.raises(ValueError, match=r"`ds\.tensor_parallel_size` 2 does not work with `ds\.lora\.rank`"):
+    with pytest.raises(ValueError, match=r"`ds\.lora\.rank` 4 and `ds\.tensor_parallel_size` 2: adapters are not cut"):
         spec(lora=LoraConfig(rank=4))
 
 

@@ -7,9 +7,11 @@ launcher shows the flag in its place wherever such a message reaches the user.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 _SAME = """
-agent.max_concurrency agent.max_turns agent.num_workers agent.timeout ds.adam_offload ds.attn_implementation
+agent.max_concurrency agent.max_turns agent.num_workers agent.timeout ds.attn_implementation
 ds.grad_accum_dtype ds.load_in_4bit ds.lora.rank ds.lora.target_modules ds.packing_samples ds.param_dtype
 ds.ring_attn_size ds.tensor_parallel_size ds.use_liger_kernel ds.use_universal_ckpt ds.value_head_prefix ds.zero_stage
 reward.timeout
@@ -81,12 +83,25 @@ overlong data.overlong_prompts
 """
 """A parameter and its flag, a line each. `*` stands for the section of a role or trainer."""
 
-FLAGS = {name: name for name in _SAME.split()} | dict(line.split() for line in _OTHERS.strip().splitlines())
+FLAGS: dict[str, str] = {name: name for name in _SAME.split()}
+for _line in _OTHERS.strip().splitlines():
+    _name, FLAGS[_name] = _line.split()
 """Parameter of a package -> flag, without its dashes."""
 
 _TERM = re.compile(r"`([a-z_0-9.]+)`")
 
 
-def with_flags(message: str) -> str:
-    """The message with flags in the place of the packages' own terms."""
-    return _TERM.sub(lambda m: f"--{FLAGS[m[1]]}" if m[1] in FLAGS else m[0], message)
+def with_flags(message: str, sections: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The message with flags in the place of the packages' own terms.
+
+    sections: how a parameter begins (`optim.`) -> the section of its flag (`actor.`), where that is known.
+    """
+
+    def flag(match: re.Match[str]) -> str:
+        term = match[1]
+        if term not in FLAGS:
+            return match[0]
+        section = next((place for own, place in sections.items() if term.startswith(own)), "*.")
+        return "--" + FLAGS[term].replace("*.", section)
+
+    return _TERM.sub(flag, message)

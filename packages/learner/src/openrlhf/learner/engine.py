@@ -15,7 +15,7 @@ from openrlhf.learner.ds_config import deepspeed_config
 from openrlhf.learner.models import load_module
 from openrlhf.learner.modules import LearnerModule, Readings
 from openrlhf.learner.muon import RawClipping, clip_factor, raw_clipping
-from openrlhf.learner.optim import build_optimizer, check_optim
+from openrlhf.learner.optim import build_optimizer
 from openrlhf.learner.packing import ModelInputs
 from openrlhf.learner.schedule import build_schedule
 from openrlhf.learner.spec import LearnerSpec
@@ -102,8 +102,6 @@ def build_engine(spec: LearnerSpec, device: torch.device) -> TrainingEngine:
     Raises:
         ValueError: options that DeepSpeed would ignore or that would give wrong numbers.
     """
-    if spec.optim is not None:
-        check_optim(spec.optim, adam_offload=spec.ds.adam_offload)
     config = deepspeed_config(spec, device_type=device.type)
     module = load_module(spec, config, device)
     if spec.tensor_parallel:

@@ -19,24 +19,9 @@ from openrlhf.learner.modules import LearnerModule
 
 logger = logging.getLogger(__name__)
 
-MUON_BACKEND_NS_STEPS = 5
 MUON_METHOD = "gram"
 """DeepSpeed's Newton-Schulz with less rounding: on gradients of low rank "standard" and torch.optim.Muon, both in bf16,
 are off the exact iteration by far more."""
-
-
-def check_optim(config: OptimConfig, *, adam_offload: bool) -> None:
-    """ValueError for options that the backend would silently ignore."""
-    if config.optim != "muon":
-        return
-    if config.muon.ns_steps != MUON_BACKEND_NS_STEPS:
-        raise ValueError(
-            f"`optim.muon.ns_steps` {config.muon.ns_steps!r} is not possible: the backend does {MUON_BACKEND_NS_STEPS}"
-        )
-    if not config.muon.nesterov:
-        raise ValueError("`optim.muon.nesterov` is not possible: the backend always uses Nesterov momentum")
-    if adam_offload:
-        raise ValueError("`ds.adam_offload` does not work with `optim.optim` muon: leave one of them out")
 
 
 def build_optimizer(module: LearnerModule, config: OptimConfig) -> Optimizer:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 
 from openrlhf.learner.config import DsConfig, ModelConfig, OptimConfig, TrainBatchConfig
+from openrlhf.learner.constraints import Conflict, balance_conflicts, ds_conflicts, optim_conflicts
 
 
 class Role(StrEnum):
@@ -64,44 +67,19 @@ class LearnerSpec:
             raise ValueError(f"`temperature` must be > 0 to train, got {self.temperature!r}")
         if self.ds.zero_stage not in (0, 1, 2, 3):
             raise ValueError(f"`ds.zero_stage` must be 0, 1, 2 or 3, got {self.ds.zero_stage!r}")
-        if self.ds.load_in_4bit and self.trained and self.ds.lora.rank == 0:
-            raise ValueError("`ds.load_in_4bit`: 4-bit weights cannot be trained, add `ds.lora.rank` 16")
-        if self.ds.load_in_4bit and self.zero3:
-            raise ValueError("`ds.load_in_4bit`: `ds.zero_stage` 3 cannot partition 4-bit weights, use 2")
         if self.ds.ring_attn_size > 1:
             raise ValueError(f"`ds.ring_attn_size` {self.ds.ring_attn_size!r} is not supported: leave it at 1")
-        if self.ds.param_dtype == "fp16" and self.ds.zero_stage == 0:
-            raise ValueError("`ds.param_dtype` 'fp16' needs loss scaling, which `ds.zero_stage` 0 lacks: use 1, 2 or 3")
-        self._check_accumulation()
-        if self.tensor_parallel:
-            self._check_tensor_parallel()
-        reentrant = self.model.gradient_checkpointing_enable and self.model.gradient_checkpointing_reentrant
-        if self.trained and reentrant and self.aux_loss_coef > 0:
-            raise ValueError(
-                f"`model.gradient_checkpointing_reentrant` with `aux_loss_coef` {self.aux_loss_coef!r}: the reentrant "
-                "form keeps no gradient of the routers' logits, so the balance loss would be shown and not trained; "
-                "leave `model.gradient_checkpointing_reentrant` out"
-            )
+        for conflict in self._conflicts():
+            said = " and ".join(f"`{name}` {attrgetter(name)(self)!r}" for name in conflict.names)
+            raise ValueError(f"{said}: {conflict.problem}. Fix: {conflict.fix}")
         if self.optim is not None and self.max_optimizer_steps < 1:
             raise ValueError(f"max_optimizer_steps must be at least 1, got {self.max_optimizer_steps!r}")
 
-    def _check_accumulation(self) -> None:
-        """DeepSpeed has an optimiser of its own for this, which takes steps with gradients that are not finite."""
-        ds = self.ds
-        wide = ds.param_dtype == "bf16" and ds.grad_accum_dtype == "fp32"
-        if self.trained and wide and ds.zero_stage == 1 and not ds.adam_offload:
-            raise ValueError(
-                "`ds.grad_accum_dtype` 'fp32' with `ds.param_dtype` 'bf16' does not work with `ds.zero_stage` 1: use 2"
-            )
-
-    def _check_tensor_parallel(self) -> None:
-        flag = f"`ds.tensor_parallel_size` {self.ds.tensor_parallel_size!r}"
-        if self.zero3:
-            raise ValueError(f"{flag} does not work with `ds.zero_stage` 3, which cuts all parameters: leave one out")
-        if self.optim is not None and self.optim.optim == "muon":
-            raise ValueError(f"{flag} does not work with `optim.optim` muon, which needs whole matrices: use adam")
-        if self.ds.lora.rank > 0 or self.ds.load_in_4bit:
-            raise ValueError(f"{flag} does not work with `ds.lora.rank` or `ds.load_in_4bit`: leave one of them out")
+    def _conflicts(self) -> Iterator[Conflict]:
+        yield from ds_conflicts(self.ds, trained=self.trained)
+        if self.optim is not None:
+            yield from optim_conflicts(self.optim, self.ds)
+            yield from balance_conflicts(self.model, self.aux_loss_coef)
 
     @property
     def trained(self) -> bool:

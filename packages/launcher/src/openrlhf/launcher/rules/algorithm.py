@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from openrlhf.core.tables import ESTIMATORS
-from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.config import ActorConfig, CriticConfig, TrainPPOConfig
 from openrlhf.launcher.known_names import no_such
 from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
-from openrlhf.learner.config import SCHEDULES
+from openrlhf.launcher.placement import SECTIONS, section
+from openrlhf.launcher.rules.violation import Rule, Violation, broken, conflicting, value_at
+from openrlhf.learner.config import SCHEDULES, ModelConfig, OptimConfig
+from openrlhf.learner.constraints import balance_conflicts, ds_conflicts, optim_conflicts
+from openrlhf.learner.spec import Role
 
 P = TrainPPOConfig
 Found = Iterator[Violation]
-
-NS_STEPS = 5
-"""Newton-Schulz iterations of DeepSpeed's Muon."""
 
 
 def groups_need_samples(c: P, m: Machine) -> Found:
@@ -141,47 +142,27 @@ def schedule_name(c: object, flag: str) -> Found:
         yield broken(c, flag, no_such("schedule", flag, name), f"--{flag} with one of {', '.join(SCHEDULES)}")
 
 
-def balance_loss(c: P, m: Machine) -> Found:
-    """A balance loss that would not be trained."""
-    for role in ("actor", "critic") if c.has_critic else ("actor",):
-        yield from reentrant_balance_loss(c, role, "actor")
+def trained_models(c: P, m: Machine) -> Found:
+    """What the learner cannot do with the optimisers and models of this run."""
+    for role in (Role.POLICY, Role.CRITIC) if c.has_critic else (Role.POLICY,):
+        flags = section(c, role)
+        assert isinstance(flags, ActorConfig | CriticConfig)
+        own = f"{SECTIONS[role]}."
+        places = {"optim.": own, "model.": own, "aux_loss_coef": "actor.aux_loss_coef"}
+        yield from learner_conflicts(c, flags, flags, c.actor.aux_loss_coef, places)
 
 
-def reentrant_balance_loss(c: object, model: str, loss: str) -> Found:
-    """Reentrant checkpointing of `model` keeps no gradient of what the balance loss is computed from."""
-    enabled, reentrant = (value_at(c, f"{model}.gradient_checkpointing_{n}") for n in ("enable", "reentrant"))
-    if enabled and reentrant and value_at(c, f"{loss}.aux_loss_coef") > 0:
-        yield broken(
-            c,
-            f"{model}.gradient_checkpointing_reentrant {loss}.aux_loss_coef",
-            "reentrant checkpointing keeps no gradient of the routers, so the balance loss would not be trained",
-            f"leave --{model}.gradient_checkpointing_reentrant out",
-        )
+def learner_conflicts(
+    c: Any, model: ModelConfig, optim: OptimConfig, aux_loss_coef: float, places: Mapping[str, str]
+) -> Found:
+    """What the learner cannot do with a trained model. places: how its parameters begin -> how their flags do."""
+    for conflict in (*optim_conflicts(optim, c.ds), *balance_conflicts(model, aux_loss_coef)):
+        yield conflicting(c, conflict, places)
 
 
-def muon(c: P, m: Machine) -> Found:
-    """What DeepSpeed's Muon does not do."""
-    for role in ("actor", "critic") if c.has_critic else ("actor",):
-        yield from muon_limits(c, f"{role}.")
-
-
-def muon_limits(c: object, prefix: str) -> Found:
-    """What DeepSpeed's Muon does not do, for the optimiser whose flags start with `prefix`."""
-    optim = broken(c, f"{prefix}optim {prefix}muon.ns_steps {prefix}muon.nesterov ds.adam_offload", "", "")
-    kind, ns_steps, nesterov, offload = (value for _, value in optim.flags)
-    if kind != "muon":
-        return
-    if offload:
-        yield broken(c, f"{prefix}optim ds.adam_offload", "Muon runs on the GPU only", "leave one of them out")
-    if value_at(c, "ds.tensor_parallel_size") > 1:
-        fix = f"--{prefix}optim adam, or --ds.tensor_parallel_size 1"
-        yield broken(c, f"{prefix}optim ds.tensor_parallel_size", "Muon needs whole matrices", fix)
-    if ns_steps != NS_STEPS:
-        problem = f"the backend always does {NS_STEPS} Newton-Schulz iterations"
-        yield broken(c, f"{prefix}optim {prefix}muon.ns_steps", problem, f"--{prefix}muon.ns_steps {NS_STEPS}")
-    if not nesterov:
-        problem = "the backend always uses Nesterov momentum"
-        yield broken(c, f"{prefix}optim {prefix}muon.nesterov", problem, f"leave --{prefix}muon.no_nesterov out")
+def deepspeed(c: Any, m: Machine) -> Found:
+    """What DeepSpeed cannot do."""
+    yield from (conflicting(c, conflict, {}) for conflict in ds_conflicts(c.ds, trained=True))
 
 
 RULES: tuple[Rule, ...] = (
@@ -194,6 +175,6 @@ RULES: tuple[Rule, ...] = (
     overlong,
     kl_loss_needs_reference,
     schedules,
-    balance_loss,
-    muon,
+    trained_models,
+    deepspeed,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.rules.algorithm import muon_limits, reentrant_balance_loss, schedule_name
+from openrlhf.launcher.rules.algorithm import deepspeed, learner_conflicts, schedule_name
 from openrlhf.launcher.rules.inputs import interval
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
 from openrlhf.launcher.supervised_config import (
@@ -102,9 +102,6 @@ def adapters(c: SupervisedConfig, m: Machine) -> Found:
                 yield broken(c, f"ds.lora.{name} ds.lora.rank", problem, "--ds.lora.rank 16")
     if lora.rank > 0 and not lora.target_modules:
         yield broken(c, "ds.lora.target_modules", "it names no module", "--ds.lora.target_modules all-linear")
-    if lora.rank > 0 and c.ds.tensor_parallel_size > 1:
-        problem = "adapters are not cut over ranks"
-        yield broken(c, "ds.lora.rank ds.tensor_parallel_size", problem, "--ds.tensor_parallel_size 1")
     if not 0 <= lora.dropout < 1:
         yield broken(c, "ds.lora.dropout", "it must lie in [0, 1)", "--ds.lora.dropout 0.05")
     if lora.alpha < 1:
@@ -120,12 +117,6 @@ def four_bit(c: SupervisedConfig, m: Machine) -> Found:
     elif c.ds.param_dtype != "bf16":
         problem = "4-bit weights compute in bf16"
         yield broken(c, "ds.load_in_4bit ds.param_dtype", problem, "--ds.param_dtype bf16")
-    if c.ds.lora.rank == 0:
-        problem = "4-bit weights cannot be trained, adapters on them can"
-        yield broken(c, "ds.load_in_4bit ds.lora.rank", problem, "--ds.lora.rank 16")
-    if c.ds.zero_stage == 3:
-        problem = "stage 3 cannot partition 4-bit weights"
-        yield broken(c, "ds.load_in_4bit ds.zero_stage", problem, "--ds.zero_stage 2")
 
 
 def schedule(c: SupervisedConfig, m: Machine) -> Found:
@@ -133,14 +124,11 @@ def schedule(c: SupervisedConfig, m: Machine) -> Found:
     yield from schedule_name(c, "lr_scheduler")
 
 
-def balance_loss(c: SupervisedConfig, m: Machine) -> Found:
-    """A balance loss that would not be trained."""
-    yield from reentrant_balance_loss(c, "model", "model")
-
-
-def muon(c: SupervisedConfig, m: Machine) -> Found:
-    """What DeepSpeed's Muon does not do."""
-    yield from muon_limits(c, "")
+def trained_model(c: SupervisedConfig, m: Machine) -> Found:
+    """What the learner cannot do with this optimiser and model."""
+    model = value_at(c, "model")
+    places = {"optim.": "", "model.": "model.", "aux_loss_coef": "model.aux_loss_coef"}
+    yield from learner_conflicts(c, model, c, model.aux_loss_coef, places)
 
 
 RULES: tuple[Rule, ...] = (
@@ -155,6 +143,6 @@ RULES: tuple[Rule, ...] = (
     adapters,
     four_bit,
     schedule,
-    balance_loss,
-    muon,
+    trained_model,
+    deepspeed,
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.redaction import redact_value
+from openrlhf.launcher.terms import with_flags
+from openrlhf.learner.constraints import Conflict
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,15 @@ Rule = Callable[[Any, Machine], Iterator[Violation]]
 def broken(config: object, names: str, problem: str, fix: str) -> Violation:
     """A violation by the flags named in `names` (separated by spaces), with the values they have."""
     return Violation(tuple((name, value_at(config, name)) for name in names.split()), problem, fix)
+
+
+def conflicting(config: object, conflict: Conflict, places: Mapping[str, str]) -> Violation:
+    """A conflict of the learner's parameters, by their flags. places: how a parameter begins -> how its flag does."""
+
+    def path(name: str) -> str:
+        return next((flag + name.removeprefix(own) for own, flag in places.items() if name.startswith(own)), name)
+
+    return broken(config, " ".join(map(path, conflict.names)), conflict.problem, with_flags(conflict.fix, places))
 
 
 def value_at(config: object, path: str) -> Any:
