@@ -29,9 +29,10 @@ from openrlhf.agents.engine import SamplingParams
 from openrlhf.agents.executor import SingleTurnExecutor
 from openrlhf.agents.sampling import sample_seed
 from openrlhf.agents.types import PromptItem
-from openrlhf.launcher.ray.agent_actor import RayEngineClient
 from openrlhf.launcher.ray.cluster import connect
-from openrlhf.launcher.ray.engine_actor import EngineActor
+from openrlhf.launcher.ray.engine_actor import EngineActor, engine_actor
+from openrlhf.launcher.ray.engine_client import RayEngineClient
+from openrlhf.launcher.ray.remote import Remote
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.router import Router
 from openrlhf.rollout.vllm.arguments import environment, vllm_args
@@ -87,9 +88,9 @@ def run_bare(spec: EngineSpec, args: argparse.Namespace) -> list[float]:
     return speeds[1:]
 
 
-async def run_path(actor: Any, args: argparse.Namespace) -> list[float]:
+async def run_path(engine: Remote[EngineActor], args: argparse.Namespace) -> list[float]:
     """Tokens per second of each round through executor, router and actor."""
-    router = Router([RayEngineClient("engine-0", actor)])
+    router = Router([RayEngineClient(engine)])
     executor = SingleTurnExecutor()
     speeds = []
     for number in range(ROUNDS + 1):
@@ -131,12 +132,11 @@ def main() -> None:
         cluster = connect()
         try:
             env = cluster.worker_environment() | environment(spec)
-            remote: Any = ray.remote(EngineActor)
-            actor = remote.options(num_cpus=0, max_concurrency=1000, runtime_env={"env_vars": env})
-            engine = actor.remote()
-            ray.get(engine.start.remote(spec, serve=True), timeout=600)
+            actor = engine_actor().options(num_cpus=0, runtime_env={"env_vars": env}).remote()
+            engine: Remote[EngineActor] = Remote(spec.name, actor)
+            ray.get(engine.ask(EngineActor.start, spec, serve=True), timeout=600)
             ours = asyncio.run(run_path(engine, args))
-            ray.get(engine.call.remote("shutdown"), timeout=60)
+            ray.get(engine.ask(EngineActor.shutdown), timeout=60)
         finally:
             cluster.close()
     print(f"whole path        {statistics.median(ours):9.0f} tokens/s  {[round(s) for s in ours]}")

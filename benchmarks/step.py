@@ -103,6 +103,8 @@ class Bare:
 
     async def rounds(self, count: int) -> None:
         """`count` rounds of all four phases; the first of a series only warms up."""
+        from openrlhf.rollout.engine import EngineControl
+
         if self.plan is None:
             self.plan = (await self._on_ranks(self.policy.call_actor("plan_push", 64 << 20, False)))[0]
         for number in range(count + 1):
@@ -116,13 +118,14 @@ class Bare:
                 await self.push()
             with timings.timed("check"):
                 await asyncio.gather(
-                    self.fleet.score(self.check_rows, timeout=TIMEOUT),
+                    self.fleet.ask("sync check", TIMEOUT, EngineControl.score, self.check_rows),
                     self._on_ranks(self.policy.call("check_logprobs", self.check_rows)),
                 )
 
     async def generate(self) -> dict[int, Generation]:
         """All samples of a rollout batch in one message to the engine."""
         from openrlhf.agents.engine import SamplingParams
+        from openrlhf.launcher.ray.engine_actor import EngineActor
         from openrlhf.rollout.requests import GenerateRequest
 
         n = self.config.rollout.n_samples_per_prompt
@@ -135,9 +138,8 @@ class Bare:
             )
             for i, ids in enumerate(ids for ids in self.prompts for _ in range(n))
         ]
-        out: dict[int, Generation] = {}
-        stream = self.fleet.actors[0].generate_many.options(num_returns="streaming").remote(requests)
-        async for ref in stream:
+        out: dict[int, Any] = {}
+        async for ref in self.fleet.engines[0].stream(EngineActor.generate_many, requests):
             out.update(dict(await ref))
         return out
 
@@ -161,9 +163,11 @@ class Bare:
         await self._on_ranks(calls)
 
     async def push(self) -> None:
+        from openrlhf.rollout.engine import EngineControl
+
         self.version += 1
         await asyncio.gather(
-            self.fleet.receive_weights(self.plan, self.version, timeout=TIMEOUT),
+            self.fleet.ask("push", TIMEOUT, EngineControl.receive_weights, self.plan, self.version),
             self._on_ranks(self.policy.call_actor("push", self.version)),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,23 @@ from typing import Any
 import pytest
 import ray
 
-from openrlhf.agents.engine import SamplingParams
+from openrlhf.agents.engine import Generation, SamplingParams
 from openrlhf.agents.types import Trajectory
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import build
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.preflight import Prepared, prepare
 from openrlhf.launcher.ray.cluster import Cluster, connect
-from openrlhf.launcher.ray.engine_actor import engine_actor
+from openrlhf.launcher.ray.engine_actor import EngineActor, engine_actor
+from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.ray.start import engine_specs, start_parts
 from openrlhf.launcher.resolve import resolve
 from openrlhf.launcher.trainer.loop import Trainer, TrainerParts
 from openrlhf.launcher.trainer.protocols import SampleRef
+from openrlhf.rollout.engine import EngineControl
+from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.requests import GenerateRequest
 from openrlhf.rollout.vllm.arguments import environment
-from support.busy_engine import BusyEngineActor
 from support.stack_runs import make_workspace
 from support.tiny_models import tiny_qwen3
 from support.trainer_fakes import FakeSink
@@ -87,19 +90,19 @@ async def sampled_ratios(parts: TrainerParts, prepared: Prepared) -> list[float]
     return ratios
 
 
-async def ask(actor: Any, prompts: list[list[int]]) -> list[Any]:
+async def ask(engine: Remote[EngineActor], prompts: list[list[int]]) -> list[Any]:
     """Greedy answers, or why there are none."""
     sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     requests = [GenerateRequest(request_id=f"g{i}", token_ids=p, sampling=sampling) for i, p in enumerate(prompts)]
     results: dict[int, Any] = {}
-    async for ref in actor.generate_many.options(num_returns="streaming").remote(requests):
+    async for ref in engine.stream(EngineActor.generate_many, requests):
         results.update(dict(await ref))
     return [results[i] for i in range(len(prompts))]
 
 
-async def greedy(actor: Any, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
+async def greedy(engine: Remote[EngineActor], prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
     """Greedy answers with their log-probs."""
-    return [(list(answer.token_ids), list(answer.logprobs)) for answer in await ask(actor, prompts)]
+    return [(list(answer.token_ids), list(answer.logprobs)) for answer in await ask(engine, prompts)]
 
 
 async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster) -> dict[str, Any]:
@@ -109,20 +112,21 @@ async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster:
     prompts = [prepared.tokenizer.encode(f"sort {i}4321") for i in range(4)]
     try:
         fleet = parts.learner._push._fleet  # type: ignore[attr-defined]
-        early = await ask(fleet.actors[0], prompts[:1])
+        early = await ask(fleet.engines[0], prompts[:1])
         summary = await Trainer(config, parts).run()
         ratios = await sampled_ratios(parts, prepared)
-        live = [await greedy(actor, prompts) for actor in fleet.actors]
+        live = [await greedy(engine, prompts) for engine in fleet.engines]
     finally:
         await parts.rollout.shutdown()
         await parts.learner.shutdown()
     exported = build(config, {"actor.model_name_or_path": config.ckpt.output_dir, "vllm.num_engines": 1})
     (spec,) = engine_specs(exported, gpus=0)
     variables = cluster.worker_environment() | environment(spec)
-    fresh = engine_actor().options(num_cpus=0, runtime_env={"env_vars": variables}).remote()
-    await fresh.start.remote(spec, serve=True)
+    actor = engine_actor().options(num_cpus=0, runtime_env={"env_vars": variables}).remote()
+    fresh: Remote[EngineActor] = Remote("fresh engine", actor)
+    await fresh.ask(EngineActor.start, spec, serve=True)
     reference = await greedy(fresh, prompts)
-    await fresh.call.remote("shutdown")
+    await fresh.ask(EngineActor.shutdown)
     return {
         "early": early,
         "summary": summary,
@@ -133,24 +137,32 @@ async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster:
     }
 
 
-def test_control_calls_have_slots_of_their_own(cluster: Cluster) -> None:
-    """More paused streams than an engine has slots for: it answers, scores, and takes the push that they wait for."""
+def test_an_engine_answers_while_a_thousand_streams_wait_for_a_push(cluster: Cluster) -> None:
+    """It gives signs of life, scores, and takes the push that they wait for."""
+    count = 1000
 
-    async def main() -> list[Any]:
+    async def main() -> list[int]:
         env = {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])}}
-        actor = engine_actor(BusyEngineActor).options(num_cpus=0, max_concurrency=4, runtime_env=env).remote()
-        await actor.start.remote(None)
-        streams: Any = [actor.generate_many.options(num_returns="streaming").remote([number]) for number in range(6)]
-        await actor.call.remote("until_full", 4)
-        assert (await actor.call.remote("health"))["same_loop"]
-        assert await actor.score.remote([[1, 2, 3]]) == [[0.0, 0.0, 0.0]]
-        await actor.call.remote("finish_weight_update", 1)
-        answers = [await ref for stream in streams async for ref in stream]
-        ray.kill(actor)
-        return answers
+        actor = engine_actor().options(num_cpus=0, runtime_env=env).remote()
+        engine: Remote[EngineActor] = Remote("engine 0", actor)
+        await engine.ask(EngineActor.start, EngineSpec(model="none", engine="support.busy_engine:PausedEngine"))
+        requests = [GenerateRequest(request_id=f"r{i}", token_ids=[i], sampling=SamplingParams()) for i in range(count)]
+        streams = [engine.stream(EngineActor.generate_many, [request]) for request in requests]
+        while (await engine.ask(EngineControl.health)).running < count:  # noqa: ASYNC110 - in another process
+            await asyncio.sleep(0.1)
+        began = time.perf_counter()
+        assert (await engine.ask(EngineControl.health)).paused
+        assert time.perf_counter() - began < 5
+        assert await engine.ask(EngineControl.score, [[1, 2, 3]]) == [[0.0, 0.0, 0.0]]
+        await engine.ask(EngineControl.finish_weight_update, 7)
+        chunks = [await ref for stream in streams async for ref in stream]
+        await engine.ask(EngineActor.shutdown)
+        engine.kill()
+        answers = [result for chunk in chunks for _, result in chunk]
+        assert {tuple(answer.versions) for answer in answers if isinstance(answer, Generation)} == {(7,)}
+        return [token for answer in answers if isinstance(answer, Generation) for token in answer.token_ids]
 
-    answers = asyncio.run(asyncio.wait_for(main(), 120))
-    assert answers == [[(0, number)] for number in range(6)]
+    assert asyncio.run(asyncio.wait_for(main(), 120)) == list(range(count))
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])

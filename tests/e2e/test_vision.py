@@ -31,6 +31,7 @@ from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.learner.tensor_parallel import TensorParallel
 from openrlhf.learner.weights import checkpoint_buckets, metadata
 from openrlhf.rollout.engine_spec import EngineSpec
+from openrlhf.rollout.requests import GenerateRequest
 from openrlhf.rollout.weights.sender import WeightSender
 from openrlhf.rollout.weights.wire import TensorSpec, plan_buckets
 from support.rollout_engine import EngineHost
@@ -64,8 +65,10 @@ class HostedEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, images: Any = None, *, group_id: str = ""
     ) -> Generation:
-        call = self.host.submit(self.name, "generate", list(token_ids), sampling, images, group_id=group_id)
-        return await asyncio.wrap_future(call)
+        request = GenerateRequest(
+            request_id=group_id, token_ids=list(token_ids), sampling=sampling, images=images, group_id=group_id
+        )
+        return await asyncio.wrap_future(self.host.submit(self.name, "generate", request))
 
 
 class Side:
@@ -146,7 +149,7 @@ class Side:
         specs = [TensorSpec(i.name, str(i.dtype).removeprefix("torch."), i.shape) for i in infos]
         plan = plan_buckets(specs, BUCKET)
         self.version += 1
-        receiving = self.host.submit(self.family, "receive_weights", plan.to_dict(), self.version)
+        receiving = self.host.submit(self.family, "receive_weights", plan, self.version)
         sender.send(checkpoint_buckets(self.module, WHOLE, BUCKET, skip_frozen=skip_frozen), plan, self.version)
         receiving.result(180)
         return plan.nbytes

@@ -21,6 +21,8 @@ from openrlhf.rollout.vllm.arguments import environment
 class Engine:
     """Sees what vLLM would."""
 
+    environment = staticmethod(environment)
+
     def __init__(self, spec: EngineSpec) -> None:
         self.visible = os.environ.get("CUDA_VISIBLE_DEVICES")
 
@@ -54,7 +56,7 @@ def test_a_engine_sees_only_its_devices(noset: str, seen: str, monkeypatch: pyte
 
     async def start_and_end() -> None:
         await actor.start(spec)
-        assert actor._engine.visible == seen
+        assert actor.engine.visible == seen
         await actor.shutdown()
 
     asyncio.run(start_and_end())

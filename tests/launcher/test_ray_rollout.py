@@ -17,6 +17,7 @@ from openrlhf.launcher.flags import build
 from openrlhf.launcher.ray import engine_watch, rollout, start
 from openrlhf.launcher.ray.calls import WorkerDiedError
 from openrlhf.launcher.ray.engine_watch import EngineWatch
+from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.ray.rollout import RayRollout
 from openrlhf.launcher.trainer.protocols import Group
 from support.trainer_fakes import GOOD
@@ -57,10 +58,11 @@ def make(
 ) -> RayRollout:
     monkeypatch.setattr("ray.kill", lambda actor: None)
     workers = iter(map(Worker, outcomes))
+    start = spawn or (lambda number: next(workers))
     fleet: Any = None
     monkeypatch.setattr("ray.put", list)
     return RayRollout(
-        spawn or (lambda number: next(workers)),
+        lambda number: Remote(f"agent worker {number}", start(number)),
         fleet,
         workers=1,
         group_timeout=timeout,
@@ -91,13 +93,13 @@ def test_num_workers_is_how_many_agent_workers_start(count: int, monkeypatch: py
     monkeypatch.setattr("ray.remote", lambda actor: starter)
     monkeypatch.setattr("ray.put", lambda spec: spec)
     monkeypatch.setattr(start, "agent_spec", lambda config, prepared: None)
-    fleet: Any = SimpleNamespace(names=["engine 0"], actors=["actor"])
+    fleet: Any = SimpleNamespace(engines=["engine"])
     prepared: Any = SimpleNamespace(tokenizer=SimpleNamespace(decode=str))
 
     async def main() -> list[Any]:
-        return start.start_rollout(config, prepared, fleet, {}).actors
+        return start.start_rollout(config, prepared, fleet, {}).workers
 
-    assert asyncio.run(main()) == [f"worker {i}" for i in range(count)]
+    assert asyncio.run(main()) == [Remote(f"agent worker {i}", f"worker {i}") for i in range(count)]
     assert starter.started == list(range(count))
 
 
@@ -209,10 +211,10 @@ def test_a_worker_that_holds_its_interpreter_is_found_by_its_silence(
 ) -> None:
     async def main() -> list[Any]:
         parts = make([None, [GOOD]], monkeypatch)
-        seen = [parts.actors[0]]
+        seen = [parts.workers[0]]
         await parts.replace_silent_workers()
         await parts.replace_silent_workers()
-        return [*seen, parts.actors[0], await parts.run_group(ITEM)]
+        return [*seen, parts.workers[0], await parts.run_group(ITEM)]
 
     silent, worker, group = asyncio.run(main())
     assert worker is not silent

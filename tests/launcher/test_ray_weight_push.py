@@ -11,8 +11,10 @@ import pytest
 
 from openrlhf.launcher.ray import engine_fleet, weight_push
 from openrlhf.launcher.ray.calls import WorkerDiedError
+from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.ray.engine_watch import EngineWatch
+from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.ray.weight_push import Pause, WeightPush
 from openrlhf.rollout.engine_spec import EngineSpec
 
@@ -38,18 +40,16 @@ class FakeEngine:
 
     def __init__(self, name: str, log: list[str], dies: str = "") -> None:
         self.name, self.log, self.dies, self.dead = name, log, dies, False
-        self.start, self.score, self.call = Method(self._start), Method(self._score), Method(self._any)
 
-    def _start(self, spec: EngineSpec) -> None:
-        self.log.append(f"{self.name} start")
+    def __getattr__(self, method: str) -> Method:
+        def call(*args: Any, **kwargs: Any) -> list[list[float]] | None:
+            if method == "start":
+                self.log.append(f"{self.name} start")
+                return None
+            self._note(" ".join(str(part) for part in (method, *(args if method == "wake" else ()), *kwargs.values())))
+            return [[0.0] * len(row) for row in args[0]] if method == "score" else None
 
-    def _score(self, rows: Any) -> list[list[float]]:
-        self._note("score")
-        return [[0.0] * len(row) for row in rows]
-
-    def _any(self, method: str, *args: Any, **kwargs: Any) -> None:
-        tags = args[0] if method == "wake" else ()
-        self._note(" ".join(str(part) for part in (method, *tags, *kwargs.values())))
+        return Method(call)
 
     def _note(self, what: str) -> None:
         self.dead |= what == self.dies
@@ -108,15 +108,16 @@ class World:
             return list(await asyncio.gather(*refs))
 
         monkeypatch.setattr(engine_fleet, "gather", gather)
+        monkeypatch.setattr(weight_push, "gather", gather)
         monkeypatch.setattr("ray.kill", lambda actor: self.log.append(f"{actor.name} killed"))
         monkeypatch.setattr(weight_push, "OTHER_SIDE_TIMEOUT", 1)
         self.log: list[str] = []
         self.spawned: list[FakeEngine] = []
 
-        def spawn(number: int) -> FakeEngine:
+        def spawn(number: int) -> Remote[EngineActor]:
             first = len(self.spawned) == 0
             self.spawned.append(FakeEngine(f"e{len(self.spawned)}", self.log, dies if first else ""))
-            return self.spawned[-1]
+            return Remote(f"engine {number}", self.spawned[-1])
 
         specs = [EngineSpec(model="M", name=f"engine {i}", sync_backend=backend, enable_sleep=sleeps) for i in range(2)]
         self.fleet = EngineFleet(specs, spawn)
@@ -127,7 +128,7 @@ class World:
         self.down: dict[str, str] = {}
 
     async def engines_changed(self, engines: Any) -> None:
-        self.announced.append([actor.name for _, actor in engines])
+        self.announced.append([engine.actor.name for engine in engines])
 
     async def engines_down(self) -> dict[str, str]:
         return self.down
@@ -336,7 +337,7 @@ def test_engines_that_always_die_end_the_run(monkeypatch: pytest.MonkeyPatch) ->
         world = await World(monkeypatch).started()
         monkeypatch.setattr(engine_fleet, "MAX_REPLACED", 2)
         for _ in range(3):
-            world.fleet.actors[0].dead = True
+            world.fleet.engines[0].actor.dead = True
             await world.fleet.revive()
 
     with pytest.raises(WorkerDiedError, match="3 engines were lost, the last one: e3 died"):

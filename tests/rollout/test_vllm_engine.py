@@ -73,7 +73,7 @@ class Stage:
         version = self.versions[name] + 1
         named = list(self.current[name].named_parameters())
         plan = plan_buckets(specs_of(named), 100_000)
-        receiving = self.host.submit(name, "receive_weights", plan.to_dict(), version)
+        receiving = self.host.submit(name, "receive_weights", plan, version)
         report = sender.send([[pair] for pair in named], plan, version)
         receiving.result(180)
         self.versions[name] = version
@@ -87,13 +87,17 @@ class Stage:
         return [0.0, *torch.log_softmax(logits, -1).gather(-1, targets)[:, 0].tolist()]
 
     def generate(self, name: str, prompt: Sequence[int] = PROMPT, **sampling: object) -> Generation:
-        return self.host.call(name, "generate", list(prompt), SamplingParams().with_(**sampling))
+        return self.host.call(name, "generate", request(prompt, **sampling))
 
     def check(self, name: str, prompt: Sequence[int], answer: Generation, temperature: float = 1.0) -> float:
         """Largest difference between the engine's log-probs and the model's."""
         own = self.logprobs(name, [*prompt, *answer.token_ids], temperature)[len(prompt) :]
         assert len(own) == len(answer.logprobs) == len(answer.versions) == len(answer.token_ids)
         return max(abs(a - b) for a, b in zip(own, answer.logprobs, strict=True))
+
+
+def request(prompt: Sequence[int], **sampling: object) -> GenerateRequest:
+    return GenerateRequest(request_id="r", token_ids=list(prompt), sampling=SamplingParams().with_(**sampling))
 
 
 def segments() -> set[Path]:
@@ -160,7 +164,7 @@ def test_greedy_is_the_models_argmax(stage: Stage) -> None:
 @BOTH
 def test_score_of_given_tokens(stage: Stage, name: str) -> None:
     rows = check_sequences(261)
-    scores = stage.host.call(name, "score_many", rows)
+    scores = stage.host.call(name, "score", rows)
     own = [stage.logprobs(name, row) for row in rows]
     assert compare(own, scores, tolerance=1e-4, engine=name) < 1e-5
     assert [s[0] for s in scores] == [0.0] * 4
@@ -252,7 +256,7 @@ def test_stop_strings_and_stop_tokens(stage: Stage) -> None:
 def test_after_a_push_the_engine_computes_the_new_weights(stage: Stage, name: str) -> None:  # B128
     prompt = list(range(20, 130))  # several cache blocks, cached under the old weights
     stage.generate(name, prompt, max_tokens=4)
-    old = scores = stage.host.call(name, "score", prompt)
+    old = scores = stage.host.call(name, "score", [prompt])
     for _ in range(2):
         report = stage.push(name)
         model = stage.current[name]
@@ -261,9 +265,9 @@ def test_after_a_push_the_engine_computes_the_new_weights(stage: Stage, name: st
         answer = stage.generate(name, prompt, max_tokens=24, seed=1, ignore_eos=True)
         assert set(answer.versions) == {stage.versions[name]}
         assert stage.check(name, prompt, answer) < 1e-4
-        scores = stage.host.call(name, "score", prompt)
-        assert compare([stage.logprobs(name, prompt)], [scores], tolerance=1e-4, engine=name) < 1e-5
-    assert max(abs(a - b) for a, b in zip(old, scores, strict=True)) > 0.1
+        scores = stage.host.call(name, "score", [prompt])
+        assert compare([stage.logprobs(name, prompt)], scores, tolerance=1e-4, engine=name) < 1e-5
+    assert max(abs(a - b) for a, b in zip(old[0], scores[0], strict=True)) > 0.1
 
 
 def test_a_failed_push_makes_the_engine_unfit_until_a_whole_one(stage: Stage) -> None:
@@ -271,7 +275,7 @@ def test_a_failed_push_makes_the_engine_unfit_until_a_whole_one(stage: Stage) ->
     sender = stage.connect("tied")
     named = list(stage.current["tied"].named_parameters())
     plan = plan_buckets(specs_of(named), 100_000)
-    receiving = stage.host.submit("tied", "receive_weights", plan.to_dict(), 99)
+    receiving = stage.host.submit("tied", "receive_weights", plan, 99)
     with pytest.raises(ValueError, match="without 4 planned weights"):
         sender.send([named[:-4]], plan, 99)
     with pytest.raises(RemoteError, match="tied could not receive weights"):
@@ -279,19 +283,19 @@ def test_a_failed_push_makes_the_engine_unfit_until_a_whole_one(stage: Stage) ->
     with pytest.raises(RemoteError, match="tied must not serve request") as caught:
         stage.generate("tied", max_tokens=2)
     assert caught.value.kind == "EngineDownError"
-    assert "failed" in stage.host.call("tied", "health")["unfit"]
+    assert "failed" in stage.host.call("tied", "health").unfit
     stage.connect("tied")
     stage.push("tied")
     answer = stage.generate("tied", max_tokens=24, seed=1)
     assert stage.check("tied", PROMPT, answer) < 1e-4
-    assert stage.host.call("tied", "health")["unfit"] == ""
+    assert stage.host.call("tied", "health").unfit == ""
 
 
 def test_an_engine_told_another_plan_than_the_sender_refuses_it(stage: Stage) -> None:
     sender = stage.connect("untied")
     named = list(stage.current["untied"].named_parameters())
     plan, other = plan_buckets(specs_of(named), 100_000), plan_buckets(specs_of(named), 90_000)
-    receiving = stage.host.submit("untied", "receive_weights", other.to_dict(), 50)
+    receiving = stage.host.submit("untied", "receive_weights", other, 50)
     sending = stage.pool.submit(sender.send, [named], plan, 50)
     with pytest.raises(RemoteError, match="the trainer pushes version 50"):
         receiving.result(180)
@@ -306,11 +310,11 @@ def test_requests_continue_over_a_push_with_versions_per_token(stage: Stage, cle
     name = "untied"
     stage.push(name)
     before, old_version = stage.current[name], stage.versions[name]
-    sampling = SamplingParams(max_tokens=240, seed=8, ignore_eos=True)
-    generating = stage.host.submit(name, "generate", PROMPT, sampling)
+    asked = request(PROMPT, max_tokens=240, seed=8, ignore_eos=True)
+    generating = stage.host.submit(name, "generate", asked)
     time.sleep(0.15)
     assert not generating.done()
-    stage.host.call(name, "pause", "keep", clear_cache=clear_cache)
+    stage.host.call(name, "pause", clear_cache=clear_cache)
     stage.push(name)
     stage.host.call(name, "resume")
     answer = generating.result(180)
@@ -334,9 +338,9 @@ def test_requests_that_come_during_a_push_wait_for_its_end(stage: Stage) -> None
     stage.new_model(name)
     named = list(stage.current[name].named_parameters())
     plan, version = plan_buckets(specs_of(named), 100_000), stage.versions[name] + 1
-    receiving = stage.host.submit(name, "receive_weights", plan.to_dict(), version)
+    receiving = stage.host.submit(name, "receive_weights", plan, version)
     time.sleep(0.1)
-    asking = stage.host.submit(name, "generate", PROMPT, SamplingParams(max_tokens=8, seed=1, ignore_eos=True))
+    asking = stage.host.submit(name, "generate", request(PROMPT, max_tokens=8, seed=1, ignore_eos=True))
     time.sleep(0.2)
     assert not asking.done()
     stage._senders[name].send([named], plan, version)
@@ -375,6 +379,6 @@ def test_n12_requests_that_are_left_over_at_a_push_end_and_the_push_is_whole(sta
 def test_sleep_and_wake_do_no_harm_on_cpu(stage: Stage) -> None:
     first = stage.generate("tied", max_tokens=8, seed=1)
     stage.host.call("tied", "sleep")
-    stage.host.call("tied", "wake", ["weights"])
-    stage.host.call("tied", "wake", ["kv_cache"])
+    stage.host.call("tied", "wake", "weights")
+    stage.host.call("tied", "wake", "kv_cache")
     assert stage.generate("tied", max_tokens=8, seed=1) == first

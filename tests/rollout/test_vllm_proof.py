@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from openrlhf.agents.engine import SamplingParams
 from openrlhf.rollout.engine_spec import EngineSpec
+from openrlhf.rollout.requests import GenerateRequest
 from openrlhf.rollout.sync_check import check_sequences
 from openrlhf.rollout.weights.sender import WeightSender
 from openrlhf.rollout.weights.wire import plan_buckets, specs_of
@@ -23,7 +24,9 @@ from support.tiny_models import tiny_qwen3
 
 pytestmark = [pytest.mark.proof, pytest.mark.xdist_group("stack"), pytest.mark.timeout(1800)]
 
-SAMPLING = SamplingParams(max_tokens=48, seed=4, ignore_eos=True)
+SAMPLE = GenerateRequest(
+    request_id="r", token_ids=[10, 20, 30], sampling=SamplingParams(max_tokens=48, seed=4, ignore_eos=True)
+)
 
 
 def named_weights(path: str, dtype: torch.dtype) -> list[tuple[str, torch.Tensor]]:
@@ -42,7 +45,7 @@ def push(host: EngineHost, specs: Sequence[EngineSpec], named: list[tuple[str, t
     for future in joining:
         future.result(60)
     plan = plan_buckets(specs_of(named), 100_000)
-    receiving = [host.submit(s.name, "receive_weights", plan.to_dict(), generation) for s in specs]
+    receiving = [host.submit(s.name, "receive_weights", plan, generation) for s in specs]
     sender.send([named], plan, generation)
     for future in receiving:
         future.result(60)
@@ -50,8 +53,8 @@ def push(host: EngineHost, specs: Sequence[EngineSpec], named: list[tuple[str, t
 
 
 def answers(host: EngineHost, engine: str) -> tuple[Any, Any]:
-    generated = host.call(engine, "generate", [10, 20, 30], SAMPLING)
-    return (generated.token_ids, generated.logprobs), host.call(engine, "score_many", check_sequences(261))
+    generated = host.call(engine, "generate", SAMPLE)
+    return (generated.token_ids, generated.logprobs), host.call(engine, "score", check_sequences(261))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -108,8 +111,8 @@ def test_an_engine_core_killed_in_a_push_costs_one_time_out_and_a_new_generation
         sender.connect()
         for future in joining:
             future.result(60)
-        receiving = staying.submit("stays", "receive_weights", plan.to_dict(), 1)
-        lost = dying.submit("dies", "receive_weights", plan.to_dict(), 1)
+        receiving = staying.submit("stays", "receive_weights", plan, 1)
+        lost = dying.submit("dies", "receive_weights", plan, 1)
         time.sleep(1.0)
         for pid in dying.children():
             os.kill(pid, signal.SIGKILL)
@@ -121,8 +124,8 @@ def test_an_engine_core_killed_in_a_push_costs_one_time_out_and_a_new_generation
                 future.result(60)
         assert time.monotonic() - began < 20
         push(staying, specs[:1], named, generation=2)
-        assert staying.call("stays", "health")["unfit"] == ""
-        assert staying.call("stays", "generate", [10, 20, 30], SAMPLING).versions == [2] * 48
+        assert staying.call("stays", "health").unfit == ""
+        assert staying.call("stays", "generate", SAMPLE).versions == [2] * 48
     finally:
         staying.close()
         dying.close()

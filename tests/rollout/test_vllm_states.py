@@ -10,6 +10,7 @@ import pytest
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.requests import EngineDownError
 from openrlhf.rollout.vllm.engine import VllmEngine
+from openrlhf.rollout.weights.wire import BucketPlan
 
 
 class Core:
@@ -53,10 +54,10 @@ def test_requests_that_come_during_a_push_wait_for_its_end() -> None:
         for _ in range(10):
             await asyncio.sleep(0)
         assert not waiting.done()
-        assert (await own.health())["unfit"] != ""
+        assert (await own.health()).unfit != ""
         await own.finish_weight_update(3)
         await asyncio.wait_for(waiting, 5)
-        assert (own.version, (await own.health())["unfit"]) == (3, "")
+        assert (own.version, (await own.health()).unfit) == (3, "")
 
     asyncio.run(main())
 
@@ -146,7 +147,7 @@ def test_an_engine_between_two_parts_of_a_push_that_failed_elsewhere_takes_the_n
         own = engine()
         own._llm = core  # type: ignore[assignment]
         await own.start_weight_update()
-        assert "failed" in (await own.give_up_push())["unfit"]
+        assert "failed" in (await own.give_up_push()).unfit
         assert core.asked[-2:] == ["finish_weight_update", "get_weight_version"]
         with pytest.raises(EngineDownError, match="must not serve"):
             await own._ready_for("r1")
@@ -191,7 +192,7 @@ def test_an_engine_that_can_begin_or_end_no_push_must_be_started_again(step: str
 def test_only_gloo_takes_a_push_in_one_call(backend: Any) -> None:
     own = VllmEngine(EngineSpec(model="M", name="engine 0", sync_backend=backend))
     with pytest.raises(ValueError, match=f"an {backend} sender calls start_, update_ and finish_ itself"):
-        asyncio.run(own.receive_weights({"buckets": []}, 1))
+        asyncio.run(own.receive_weights(BucketPlan(()), 1))
 
 
 def test_workers_that_did_receive_leave_a_push_in_which_others_failed() -> None:
@@ -203,7 +204,7 @@ def test_workers_that_did_receive_leave_a_push_in_which_others_failed() -> None:
         await own.start_weight_update()
         with pytest.raises(EngineDownError, match="could not receive weights"):
             await own.update_weights({})
-        assert "failed" in (await own.give_up_push())["unfit"]
+        assert "failed" in (await own.give_up_push()).unfit
         assert core.asked[-2:] == ["finish_weight_update", "get_weight_version"]
 
     asyncio.run(main())

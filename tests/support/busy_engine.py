@@ -1,51 +1,53 @@
-"""An engine actor without vLLM whose streams wait, as those of paused requests do, until a push is over."""
+"""An engine without a model whose requests wait, as paused ones do, until a push is over."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from openrlhf.launcher.ray.engine_actor import EngineActor
+from openrlhf.agents.engine import Generation
+from openrlhf.rollout.engine import EngineHealth
+from openrlhf.rollout.engine_spec import EngineSpec
+from openrlhf.rollout.requests import GenerateRequest
 
 
 class PausedEngine:
-    """Every method runs on one loop, as `VllmEngine` demands."""
+    """Asserts that every method runs on the loop on which it was started, as an `InferenceEngine` may demand."""
 
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.streams = 0
-        self.more = asyncio.Event()
+    def __init__(self, spec: EngineSpec) -> None:
+        self.name = spec.name
+        self.requests = 0
+        self.version = 0
         self.pushed = asyncio.Event()
 
-    async def generate_many(self, requests: Sequence[Any]) -> AsyncIterator[list[Any]]:
-        self.streams += 1
-        self.more.set()
+    @staticmethod
+    def environment(spec: EngineSpec) -> dict[str, str]:
+        return {}
+
+    async def start(self, *, serve: bool = True) -> None:
+        self.loop = asyncio.get_running_loop()
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        self._check_loop()
+        self.requests += 1
         await self.pushed.wait()
-        yield [(0, requests[0])]
+        return Generation(token_ids=request.token_ids, logprobs=[0.0], versions=[self.version], finish_reason="stop")
 
-    async def until_full(self, streams: int) -> None:
-        while self.streams < streams:
-            self.more.clear()
-            await self.more.wait()
+    async def health(self) -> EngineHealth:
+        self._check_loop()
+        return EngineHealth(version=self.version, running=self.requests, paused=not self.pushed.is_set(), unfit="")
 
-    async def health(self) -> dict[str, Any]:
-        return {"running": self.streams, "same_loop": asyncio.get_running_loop() is self.loop}
-
-    async def score(self, row: Sequence[int]) -> list[float]:
-        assert asyncio.get_running_loop() is self.loop
-        return [0.0] * len(row)
+    async def score(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        self._check_loop()
+        return [[0.0] * len(row) for row in rows]
 
     async def finish_weight_update(self, version: int) -> None:
-        assert asyncio.get_running_loop() is self.loop
+        self._check_loop()
+        self.version = version
         self.pushed.set()
 
+    async def shutdown(self) -> None:
+        self._check_loop()
 
-class BusyEngineActor(EngineActor):
-    """`EngineActor` with a `PausedEngine`."""
-
-    async def start(self, spec: Any, *, serve: bool = False) -> int:
-        self._loop = asyncio.get_running_loop()
-        engine: Any = PausedEngine()
-        self._engine = engine
-        return 0
+    def _check_loop(self) -> None:
+        assert asyncio.get_running_loop() is self.loop

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from openrlhf.launcher.ray.remote import Remote
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.vllm.engine import VllmEngine
 
@@ -118,8 +119,22 @@ class Llm:
         return ""
 
 
+class Calls:
+    """Stands for Ray's actor of an engine: arguments are pickled, calls are futures."""
+
+    def __init__(self, engine: VllmEngine, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine, self._loop = engine, loop
+
+    def __getattr__(self, method: str) -> Any:
+        def call(*args: Any) -> Future[Any]:
+            sent = pickle.loads(pickle.dumps(args))
+            return asyncio.run_coroutine_threadsafe(getattr(self._engine, method)(*sent), self._loop)
+
+        return SimpleNamespace(remote=call)
+
+
 class Engines:
-    """Several engines and their loop. `actors` stand for Ray's actors: arguments are pickled, calls are futures."""
+    """Several engines and their loop."""
 
     def __init__(self, backend: Any, like: Mapping[str, Tensor], *, workers: Sequence[int], timeout_s: float) -> None:
         """workers: how many of each engine; they are on the devices 0, 1, ... in this order."""
@@ -137,20 +152,13 @@ class Engines:
                 own.append(worker(backend, self.models[-1], rank=rank, device=device, timeout_s=timeout_s))
             engine = asyncio.run_coroutine_threadsafe(self._made(spec, own), self.loop).result(10)
             self.engines.append(engine)
-        self.actors = [SimpleNamespace(call=SimpleNamespace(remote=self._remote(e))) for e in self.engines]
+        self.remotes = [Remote[Any](e.name, Calls(e, self.loop)) for e in self.engines]
 
     @staticmethod
     async def _made(spec: EngineSpec, workers: Sequence[Any]) -> VllmEngine:
         engine = VllmEngine(spec)
         engine._llm = Llm(workers)  # type: ignore[assignment]
         return engine
-
-    def _remote(self, engine: VllmEngine) -> Any:
-        def call(method: str, *args: Any) -> Future[Any]:
-            sent = pickle.loads(pickle.dumps(args))
-            return asyncio.run_coroutine_threadsafe(getattr(engine, method)(*sent), self.loop)
-
-        return call
 
     @property
     def workers(self) -> list[Any]:
@@ -167,7 +175,7 @@ class Engines:
         self.loop.call_soon_threadsafe(self.loop.stop)
 
 
-def answers(refs: Sequence[Future[Any]], *, what: str, timeout: float) -> list[Any]:
+def answers(refs: Sequence[Any], *, what: str, timeout: float) -> list[Any]:
     """In place of `calls.get`: the first failure is raised at once."""
     from concurrent.futures import FIRST_EXCEPTION, wait
 

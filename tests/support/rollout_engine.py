@@ -108,9 +108,9 @@ def _serve(pipe: Connection, specs: list[EngineSpec]) -> None:
 
 
 async def _serve_async(pipe: Connection, specs: list[EngineSpec]) -> None:
-    from openrlhf.rollout.vllm.engine import VllmEngine
+    from openrlhf.rollout.engine import engine_class, generate_many
 
-    engines = {spec.name: VllmEngine(spec) for spec in specs}
+    engines = {spec.name: engine_class(spec)(spec) for spec in specs}
     try:
         for engine in engines.values():
             await engine.start()
@@ -121,11 +121,10 @@ async def _serve_async(pipe: Connection, specs: list[EngineSpec]) -> None:
 
     async def serve(number: int, name: str, method: str, args: Any, kwargs: Any) -> None:
         try:
-            target = getattr(engines[name], method)
             if method == "generate_many":
-                value = [chunk async for chunk in target(*args, **kwargs)]
+                value = [chunk async for chunk in generate_many(engines[name].generate, *args)]
             else:
-                value = await target(*args, **kwargs)
+                value = await getattr(engines[name], method)(*args, **kwargs)
             pipe.send((number, True, value))
         except Exception as error:
             pipe.send((number, False, (type(error).__name__, str(error), traceback.format_exc())))

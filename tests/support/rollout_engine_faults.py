@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from openrlhf.agents.engine import Generation, SamplingParams
+from openrlhf.rollout.engine import generate_many
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.requests import GenerateRequest, RequestFailure
 from openrlhf.rollout.vllm.engine import VllmEngine
@@ -74,7 +75,7 @@ async def asked(llm: StandIn, token_ids: Any = (5,)) -> tuple[str, str]:
     ]
     results: list[tuple[int, Any]] = []
     async with asyncio.timeout(30):
-        async for chunk in engine.generate_many(requests):
+        async for chunk in generate_many(engine.generate, requests):
             results += chunk
     ((_, result),) = results
     if isinstance(result, RequestFailure):

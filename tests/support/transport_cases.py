@@ -22,6 +22,7 @@ from openrlhf.launcher.ray import learner_actor
 from openrlhf.launcher.ray.learner_actor import LearnerActor, Transfer
 from openrlhf.learner.learner import Learner
 from openrlhf.learner.objective import PolicyObjective
+from openrlhf.rollout.engine import EngineControl
 from openrlhf.rollout.weights.guard import GuardedGroup
 from openrlhf.rollout.weights.wire import BucketPlan, TensorSpec, plan_buckets, specs_of
 from support import cuda_stand_in
@@ -62,14 +63,14 @@ class Run:
     def connect(self) -> None:
         """A new group, as `WeightPush` makes one."""
         self.generation += 1
-        actors = () if self.engines is None else self.engines.actors
-        transfer = Transfer(backend=self.backend, engines=actors, num_workers=self.sizes)
+        engines = () if self.engines is None else self.engines.remotes
+        transfer = Transfer(backend=self.backend, engines=engines, num_workers=self.sizes)
         opened = self.actor.open_weight_group(1 + sum(self.sizes), self.generation, transfer, BUCKET)
         joining: list[Any] = []
         if self.backend == "gloo" and self.engines is not None:
             offset = 1
-            for actor, size in zip(self.engines.actors, self.sizes, strict=True):
-                joining.append(actor.call.remote("init_weight_transfer", opened.for_engine(offset)))
+            for engine, size in zip(self.engines.remotes, self.sizes, strict=True):
+                joining.append(engine.ask(EngineControl.init_weight_transfer, opened.for_engine(offset)))
                 offset += size
         elif self.backend == "nccl" and self.engines is not None:
             self.actor.sender._timeout_s = PATIENCE_S
@@ -82,7 +83,10 @@ class Run:
         self.version += 1
         receiving: list[Any] = []
         if self.backend == "gloo" and self.engines is not None:
-            receiving = [a.call.remote("receive_weights", self.actor.plan, self.version) for a in self.engines.actors]
+            receiving = [
+                engine.ask(EngineControl.receive_weights, self.actor.plan, self.version)
+                for engine in self.engines.remotes
+            ]
         self.actor.push(self.version)
         answers(receiving, what="receive", timeout=30)
 
@@ -100,7 +104,7 @@ class Run:
     def give_up(self) -> None:
         """What the controller asks of the engines after a failed push."""
         if self.engines is not None:
-            answers([a.call.remote("give_up_push") for a in self.engines.actors], what="give up", timeout=60)
+            answers([e.ask(EngineControl.give_up_push) for e in self.engines.remotes], what="give up", timeout=60)
 
     def differences(self) -> list[str]:
         """Tensors of any worker that are not bit for bit what the trainer holds (`held`)."""
@@ -241,12 +245,13 @@ def silent_trainer(rank: int, world: int, folder: Path) -> dict[str, str]:
             tensors = own.actor.plan.tensors
             told = {"names": [t.name for t in tensors], "dtype_names": [t.dtype for t in tensors]}
             told["shapes"] = [list(t.shape) for t in tensors]
-            for method, args in (("start_weight_update", ()), ("update_weights", (told,))):
-                refs = [actor.call.remote(method, *args) for actor in own.engines.actors]
-                try:
-                    answers(refs, what=method, timeout=30)
-                except Exception as error:
-                    said = str(error)
+            try:
+                refs = [engine.ask(EngineControl.start_weight_update) for engine in own.engines.remotes]
+                answers(refs, what="start", timeout=30)
+                refs = [engine.ask(EngineControl.update_weights, told) for engine in own.engines.remotes]
+                answers(refs, what="update", timeout=30)
+            except Exception as error:
+                said = str(error)
         own.give_up()
         own.connect()
         own.push()
@@ -260,7 +265,7 @@ def lost_in_meeting(rank: int, world: int, folder: Path) -> dict[str, str]:
         if own.engines is not None:
             sizes, own.sizes = own.sizes, [*own.sizes, 1]  # one more worker than there are
             try:
-                transfer = Transfer(backend="nccl", engines=own.engines.actors, num_workers=sizes)
+                transfer = Transfer(backend="nccl", engines=own.engines.remotes, num_workers=sizes)
                 own.actor.open_weight_group(1 + sum(own.sizes), 1, transfer, BUCKET)
                 sender: Any = own.actor.sender
                 sender._timeout_s = SILENCE_S

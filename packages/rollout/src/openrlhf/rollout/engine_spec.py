@@ -13,15 +13,17 @@ SyncBackend = Literal["gloo", "nccl", "ipc"]
 class EngineSpec:
     """Everything one engine is started with.
 
+    engine: its class, as module:Class (an `InferenceEngine`).
     executor: how vLLM runs its workers when tensor_parallel_size > 1: "mp" (one machine) or "ray".
     block_size: tokens per KV-cache block; None leaves it to vLLM. On CPU vLLM's own default is 128, so that shorter
     prompts never share a prefix: 32 there.
     full_determinism: on GPUs, results that do not depend on which requests share a step (slower).
     max_images_per_prompt: 0 for text-only. suppressed_token_ids: never sampled (those that stand for images).
-    engine_args: further vLLM arguments, as given by the user.
+    engine_args: further arguments of the engine itself, as given by the user.
     """
 
     model: str
+    engine: str = "openrlhf.rollout.vllm.engine:VllmEngine"
     name: str = "engine-0"
     dtype: str = "float32"
     device: Literal["cpu", "cuda"] = "cpu"

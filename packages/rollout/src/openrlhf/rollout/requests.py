@@ -54,7 +54,7 @@ def raise_failure(failure: RequestFailure) -> None:
     raise (EngineDownError if failure.engine_fault else RequestRejectedError)(failure.message)
 
 
-def result_of(request_id: str, task: asyncio.Task[Generation]) -> Generation | RequestFailure:
+def result_of(request_id: str, task: asyncio.Future[Generation]) -> Generation | RequestFailure:
     """What became of a request whose task is done: every exception is a failure."""
     if task.cancelled():
         return RequestFailure(request_id=request_id, message=f"request {request_id} was cancelled", engine_fault=False)

@@ -12,7 +12,9 @@ import ray
 from ray.exceptions import GetTimeoutError
 
 from openrlhf.launcher.ray.calls import DEATHS, WorkerDiedError, first_line
+from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_client import FleetClient
+from openrlhf.launcher.ray.remote import Remote
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +68,7 @@ class Transfer:
     """
 
     backend: str
-    engines: Sequence[Any] = ()
+    engines: Sequence[Remote[EngineActor]] = ()
     num_workers: Sequence[int] = ()
 
     def sender(self, rank: int, buffer_bytes: int) -> Sender | None:

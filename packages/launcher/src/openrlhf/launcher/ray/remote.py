@@ -16,6 +16,7 @@ import ray
 
 A = TypeVar("A")
 B = TypeVar("B")
+F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -61,6 +62,12 @@ class Remote(Generic[T]):
         ray.kill(self.actor)
 
 
+def in_group(name: str) -> Callable[[F], F]:
+    """Mark a method as one of this concurrency group: `ray.method`, whose annotations hide what it is called with."""
+    mark: Any = ray.method(concurrency_group=name)
+    return mark
+
+
 class Run(Protocol):
     """Runs a method of what an actor holds: (actor, name of the method, its arguments)."""
 
@@ -77,7 +84,7 @@ def serves(protocol: type, run: Run, *, group: str | None = None) -> Callable[[t
         for name, method in inspect.getmembers(protocol, inspect.isfunction):
             if not name.startswith("_") and name not in vars(actor):
                 served = _served(method, run)
-                setattr(actor, name, ray.method(concurrency_group=group)(served) if group else served)
+                setattr(actor, name, in_group(group)(served) if group else served)
         return actor
 
     return decorate

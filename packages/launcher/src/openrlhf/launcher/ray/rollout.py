@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import ray
 from ray.exceptions import RayTaskError
@@ -14,12 +14,18 @@ from ray.exceptions import RayTaskError
 from openrlhf.agents.recorder import failed_group
 from openrlhf.agents.types import Failure, PromptItem
 from openrlhf.launcher.logging.sinks import GeneratedSample
+from openrlhf.launcher.ray.agent_actor import AgentActor
 from openrlhf.launcher.ray.calls import DEATHS, WorkerDiedError, first_line, gather, user_error
+from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
+from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.trainer.protocols import EvalRequest, Group
 from openrlhf.launcher.trainer.samples import sample_info
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 START_TIMEOUT = 600.0
 ASK_TIMEOUT = 60.0
@@ -48,7 +54,7 @@ class RayRollout:
 
     def __init__(
         self,
-        spawn: Callable[[int], Any],
+        spawn: Callable[[int], Remote[AgentActor]],
         fleet: EngineFleet,
         *,
         workers: int,
@@ -63,7 +69,7 @@ class RayRollout:
         self._decode = decode
         self._spawn = spawn
         self._fleet = fleet
-        self.actors: list[Any] = [spawn(i) for i in range(workers)]
+        self.workers = [spawn(i) for i in range(workers)]
         self._running = [0] * workers
         self._finished = [-math.inf] * workers  # when a worker last finished a group
         self._replaced = 0
@@ -76,20 +82,17 @@ class RayRollout:
 
     async def start(self) -> None:
         """Until every worker has loaded its executor; a broken agent or reward file is reported here."""
-        await gather(
-            [actor.ready.remote() for actor in self.actors],
-            what="agent worker start",
-            names=[f"agent worker {i}" for i in range(len(self.actors))],
-            timeout=START_TIMEOUT,
-        )
+        refs = [worker.ask(AgentActor.ready) for worker in self.workers]
+        names = [worker.name for worker in self.workers]
+        await gather(refs, what="agent worker start", names=names, timeout=START_TIMEOUT)
 
-    async def engines_changed(self, engines: Sequence[tuple[str, Any]]) -> None:
+    async def engines_changed(self, engines: Sequence[Remote[EngineActor]]) -> None:
         """Tell every worker which engine actors serve now. A dead worker is told when it is started again."""
-        await self._ask_workers("engine list", "set_engines", list(engines))
+        await self._ask_workers("engine list", AgentActor.set_engines, list(engines))
 
     async def engines_down(self) -> dict[str, str]:
         """Engines that some worker has given up, with the reason."""
-        answers = await self._ask_workers("engine state", "engines_down")
+        answers = await self._ask_workers("engine state", AgentActor.engines_down)
         return {name: why for down in answers for name, why in down.items()}
 
     async def replace_silent_workers(self) -> None:
@@ -97,19 +100,25 @@ class RayRollout:
 
         A worker watches its own loop, but code that holds the interpreter (a regular expression, say) stops that too.
         """
-        await asyncio.gather(*(self._replace_if_silent(number, actor) for number, actor in enumerate(self.actors)))
+        await asyncio.gather(*(self._replace_if_silent(number, worker) for number, worker in enumerate(self.workers)))
 
-    async def _replace_if_silent(self, number: int, actor: Any) -> None:
-        name = f"agent worker {number}"
+    async def _replace_if_silent(self, number: int, worker: Remote[AgentActor]) -> None:
+        ref = worker.ask(AgentActor.engines_down)
         try:
-            await gather([actor.engines_down.remote()], what="sign of life", names=[name], timeout=self._silence)
+            await gather([ref], what="sign of life", names=[worker.name], timeout=self._silence)
         except WorkerDiedError as error:
-            await self._replace(number, actor, str(error))
+            await self._replace(number, worker, str(error))
 
-    async def _ask_workers(self, what: str, method: str, *args: Any) -> list[Any]:
+    async def _ask_workers(
+        self,
+        what: str,
+        method: Callable[Concatenate[AgentActor, P], Coroutine[Any, Any, R]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> list[R]:
         calls = (
-            gather([getattr(actor, method).remote(*args)], what=what, names=[f"agent worker {i}"], timeout=ASK_TIMEOUT)
-            for i, actor in enumerate(self.actors)
+            gather([worker.ask(method, *args, **kwargs)], what=what, names=[worker.name], timeout=ASK_TIMEOUT)
+            for worker in self.workers
         )
         answers = await asyncio.gather(*calls, return_exceptions=True)
         for answer in answers:
@@ -143,19 +152,19 @@ class RayRollout:
 
     async def _try_once(self, item: PromptItem, evaluation: EvalRequest | None) -> tuple[Group | None, str]:
         """The group; None and the reason when its worker was lost, which is replaced then."""
-        worker = min(range(len(self.actors)), key=lambda i: self._running[i])
-        actor = self.actors[worker]
-        self._running[worker] += 1
+        number = min(range(len(self.workers)), key=lambda i: self._running[i])
+        worker = self.workers[number]
+        self._running[number] += 1
         try:
-            group = await self._run_on(worker, actor, item, evaluation)
+            group = await self._run_on(number, worker, item, evaluation)
         except (WorkerDiedError, *DEATHS) as error:
             if self._fatal.done():
                 raise
-            await self._replace(worker, actor, first_line(error))
+            await self._replace(number, worker, first_line(error))
             return None, first_line(error)
         finally:
-            self._running[worker] -= 1
-        self._finished[worker] = asyncio.get_running_loop().time()
+            self._running[number] -= 1
+        self._finished[number] = asyncio.get_running_loop().time()
         self._replaced = 0
         return group, ""
 
@@ -190,11 +199,13 @@ class RayRollout:
             await self._fleet.wake_weights()
             await self._fleet.wake_cache()
 
-    async def _run_on(self, worker: int, actor: Any, item: PromptItem, evaluation: EvalRequest | None) -> Group:
-        infos, handle = actor.run_group.options(num_returns=2).remote(item, evaluation)
+    async def _run_on(
+        self, number: int, worker: Remote[AgentActor], item: PromptItem, evaluation: EvalRequest | None
+    ) -> Group:
+        infos, handle = worker.ask_two(AgentActor.run_group, item, evaluation)
         answer = asyncio.wrap_future(infos.future())
         try:
-            await self._answer_or_silence(answer, worker)
+            await self._answer_or_silence(answer, number)
             if self._fatal.done():
                 raise self._fatal.result()
             if not answer.done():
@@ -206,30 +217,30 @@ class RayRollout:
             answer.cancel()
         return Group(prompt=item, samples=samples, handle=handle)
 
-    async def _answer_or_silence(self, answer: asyncio.Future[Any], worker: int) -> None:
+    async def _answer_or_silence(self, answer: asyncio.Future[Any], number: int) -> None:
         """Until the answer or the end of the run, at most group_timeout without a group that the worker finishes."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        while (left := max(began, self._finished[worker]) + self._group_timeout - loop.time()) > 0:
+        while (left := max(began, self._finished[number]) + self._group_timeout - loop.time()) > 0:
             done, _ = await asyncio.wait((answer, self._fatal), timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if done:
                 return
 
-    async def _replace(self, worker: int, actor: Any, why: str) -> None:
-        if self.actors[worker] is not actor:
+    async def _replace(self, number: int, worker: Remote[AgentActor], why: str) -> None:
+        if self.workers[number] is not worker:
             return  # another group saw it first
         self._replaced += 1
         if self._replaced > MAX_REPLACED:
             raise WorkerDiedError(f"{self._replaced} agent workers were lost in a row, the last one: {why}")
-        log.warning("agent worker %d is gone (%s): starting it again", worker, why)
-        ray.kill(actor)
-        self.actors[worker] = self._spawn(worker)
+        log.warning("%s is gone (%s): starting it again", worker.name, why)
+        worker.kill()
+        self.workers[number] = self._spawn(number)
 
     async def shutdown(self) -> None:
         if self.watch is not None:
             await self.watch.stop()
-        for actor in self.actors:
-            actor.shutdown.remote()
+        for worker in self.workers:
+            worker.ask(AgentActor.shutdown)
         await self._fleet.shutdown()
-        for actor in self.actors:
-            ray.kill(actor)
+        for worker in self.workers:
+            worker.kill()

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import ray
 
@@ -33,13 +32,14 @@ from openrlhf.launcher.ray.agent_setup import AgentSpec
 from openrlhf.launcher.ray.calls import get
 from openrlhf.launcher.ray.cluster import Cluster
 from openrlhf.launcher.ray.devices import extra_noset
-from openrlhf.launcher.ray.engine_actor import engine_actor
+from openrlhf.launcher.ray.engine_actor import EngineActor, engine_actor
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.ray.engine_watch import INTERVAL, EngineWatch
 from openrlhf.launcher.ray.learner_actor import LearnerActor, RankAddress
 from openrlhf.launcher.ray.learner_group import RayLearner
 from openrlhf.launcher.ray.placement import Reservation
 from openrlhf.launcher.ray.rank_group import RankGroup
+from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.ray.rollout import RayRollout
 from openrlhf.launcher.ray.weight_push import Pause, WeightPush
 from openrlhf.launcher.rewards.http import RetryPolicy
@@ -49,8 +49,8 @@ from openrlhf.launcher.trainer.loop import MetricSink, TrainerParts
 from openrlhf.launcher.trainer.rank_config import RankConfig, rank_config
 from openrlhf.launcher.vision import VisionModel
 from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.rollout.engine import engine_class
 from openrlhf.rollout.engine_spec import EngineSpec
-from openrlhf.rollout.vllm.arguments import environment as engine_environment
 from openrlhf.rollout.vllm.arguments import parse_engine_args
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
     log.info(
         "learners and agent workers ready after %.0f s, waiting for %d engines",
         time.perf_counter() - began,
-        len(fleet.actors),
+        len(fleet.engines),
     )
     await fleet.wait_started()
     log.info("all parts ready after %.0f s", time.perf_counter() - began)
@@ -142,10 +142,11 @@ def start_fleet(
     specs = engine_specs(config, gpus=gpus, vision=prepared.vision)
     actor = engine_actor()
 
-    def spawn(number: int) -> Any:
-        own = engine_environment(specs[number])
+    def spawn(number: int) -> Remote[EngineActor]:
+        own = engine_class(specs[number]).environment(specs[number])
         env = dict(environment) | own | _user_values(own) | reservation.environment(ENGINE, number)
-        return actor.options(**reservation.options(ENGINE, number), runtime_env={"env_vars": env}).remote()
+        made = actor.options(**reservation.options(ENGINE, number), runtime_env={"env_vars": env}).remote()
+        return Remote(specs[number].name, made)
 
     return EngineFleet(specs, spawn)
 
@@ -274,11 +275,9 @@ def start_rollout(
     actor = ray.remote(AgentActor)
     spec_ref = ray.put(spec)
 
-    def spawn(number: int) -> Any:
-        engines = list(zip(fleet.names, fleet.actors, strict=True))
-        return actor.options(num_cpus=0, max_concurrency=10_000, runtime_env={"env_vars": dict(environment)}).remote(
-            spec_ref, engines, number
-        )
+    def spawn(number: int) -> Remote[AgentActor]:
+        made = actor.options(num_cpus=0, max_concurrency=10_000, runtime_env={"env_vars": dict(environment)})
+        return Remote(f"agent worker {number}", made.remote(spec_ref, fleet.engines, number))
 
     turns = config.agent.max_turns if config.train.agent_func_path else 1
     reward = (config.reward.timeout + IMPORT_SECONDS) * REWARD_ATTEMPTS

@@ -10,10 +10,11 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from openrlhf.launcher.ray.calls import WorkerDiedError
-from openrlhf.launcher.ray.engine_fleet import EngineFleet
+from openrlhf.launcher.ray.calls import WorkerDiedError, gather
+from openrlhf.launcher.ray.engine_fleet import STEP_TIMEOUT, EngineFleet
 from openrlhf.launcher.ray.learner_actor import Transfer
 from openrlhf.launcher.ray.rank_group import RankGroup
+from openrlhf.rollout.engine import EngineControl
 from openrlhf.rollout.sync_check import SyncError, check_sequences, compare
 
 if TYPE_CHECKING:
@@ -106,13 +107,13 @@ class WeightPush:
             except Exception as error:
                 failures += 1
                 self._connected = False
-                self._fleet.mark_unfit()
+                self._fleet.fit = False
                 if failures == ATTEMPTS or isinstance(error, (ValueError, SyncError)):
                     raise
                 log.warning("weight push %d failed (%s): new group, everything again", version, error)
                 await self._fleet.revive(after_push=True)
         self.version = version
-        self._fleet.mark_fit()
+        self._fleet.fit = True
         await self._fleet.announce()
         took = time.perf_counter() - began - metrics["timing/sync_check"]
         return metrics | {"timing/broadcast": took, "rollout/push_bytes": float(self.last_bytes)}
@@ -120,11 +121,11 @@ class WeightPush:
     async def _try_once(self, policy: RankGroup, version: int, pause: Pause | None) -> dict[str, float]:
         await self._fleet.wake_weights()
         if pause is not None:
-            await self._fleet.pause(clear_cache=pause.clear_cache)
+            await self._fleet.ask("engine pause", STEP_TIMEOUT, EngineControl.pause, clear_cache=pause.clear_cache)
         await self._push_once(policy, version)
         await self._fleet.wake_cache()
         if pause is not None:
-            await self._fleet.resume()
+            await self._fleet.ask("engine resume", STEP_TIMEOUT, EngineControl.resume)
         pushed = time.perf_counter()
         difference = await self._check(policy)
         return {"rollout/sync_error": difference, "timing/sync_check": time.perf_counter() - pushed}
@@ -140,7 +141,9 @@ class WeightPush:
         assert self._plan is not None
         sending = policy.wait(policy.call_actor("push", version), f"weight push {version}", PUSH_TIMEOUT)
         if self._backend == "gloo":
-            await _both(sending, self._fleet.receive_weights(self._plan, version, timeout=PUSH_TIMEOUT))
+            push = f"weight push {version}"
+            receiving = self._fleet.ask(push, PUSH_TIMEOUT, EngineControl.receive_weights, self._plan, version)
+            await _both(sending, receiving)
         else:  # vLLM's trainer engine in rank 0 calls the engines
             await sending
         self.last_bytes = self._plan.nbytes
@@ -148,16 +151,20 @@ class WeightPush:
 
     async def _connect(self, policy: RankGroup) -> None:
         self._generation += 1
-        world_size = 1 + self._fleet.num_workers
         workers = [spec.num_workers for spec in self._fleet.specs]
         transfer = Transfer(backend=self._backend)
         if self._backend != "gloo":
-            transfer = Transfer(backend=self._backend, engines=tuple(self._fleet.actors), num_workers=workers)
-        refs = policy.call_actor("open_weight_group", world_size, self._generation, transfer, self._bucket_bytes)
+            transfer = Transfer(backend=self._backend, engines=tuple(self._fleet.engines), num_workers=workers)
+        refs = policy.call_actor("open_weight_group", 1 + sum(workers), self._generation, transfer, self._bucket_bytes)
         opened = await policy.wait(refs, "weight group", CONNECT_TIMEOUT)
         connecting = policy.wait(policy.call_actor("connect_weight_group"), "weight group", CONNECT_TIMEOUT)
         if self._backend == "gloo":
-            await _both(connecting, self._fleet.join_weight_group(opened[0], timeout=CONNECT_TIMEOUT))
+            joining = [
+                engine.ask(EngineControl.init_weight_transfer, opened[0].for_engine(1 + sum(workers[:number])))
+                for number, engine in enumerate(self._fleet.engines)
+            ]
+            joined = gather(joining, what="weight group", names=self._fleet.names, timeout=CONNECT_TIMEOUT)
+            await _both(connecting, joined)
         else:
             await connecting
         self._connected = True
@@ -166,10 +173,12 @@ class WeightPush:
     async def _check(self, policy: RankGroup) -> float:
         refs = policy.call("check_logprobs", self._rows)
         trainer, engines = await _both(
-            policy.wait(refs, "sync check", CHECK_TIMEOUT), self._fleet.score(self._rows, timeout=CHECK_TIMEOUT)
+            policy.wait(refs, "sync check", CHECK_TIMEOUT),
+            self._fleet.ask("sync check", CHECK_TIMEOUT, EngineControl.score, self._rows),
         )
         return max(
-            compare(trainer[0], scored, tolerance=self._tolerance, engine=name) for name, scored in engines.items()
+            compare(trainer[0], scored, tolerance=self._tolerance, engine=name)
+            for name, scored in zip(self._fleet.names, engines, strict=True)
         )
 
 

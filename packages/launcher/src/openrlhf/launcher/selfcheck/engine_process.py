@@ -1,4 +1,4 @@
-"""A real vLLM engine in a child process, driven one call at a time and without Ray."""
+"""A real engine in a child process, driven one call at a time and without Ray."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import asyncio
 import multiprocessing
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from openrlhf.launcher.selfcheck.outcome import CheckError
+from openrlhf.rollout.engine import InferenceEngine, engine_class
 from openrlhf.rollout.engine_spec import EngineSpec
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 START_TIMEOUT = 400.0
 CALL_TIMEOUT = 120.0
@@ -43,10 +47,15 @@ class EngineProcess:
         self._process.kill()
         self._process.join(END_TIMEOUT)
 
-    def ask(self, method: str, *args: Any) -> None:
+    def ask(
+        self,
+        method: Callable[Concatenate[InferenceEngine, P], Coroutine[Any, Any, Any]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
         """Start a coroutine of the engine; its `answer` must be fetched before the next."""
-        self._asked = method
-        self._pipe.send((method, args))
+        self._asked = method.__name__
+        self._pipe.send((self._asked, args, kwargs))
 
     def answer(self, timeout_s: float = CALL_TIMEOUT) -> Any:
         """The result of what was asked. Raises CheckError with the engine's error, or after the time-out."""
@@ -63,9 +72,14 @@ class EngineProcess:
             raise CheckError(f"the engine's {self._asked!r}: {value}")
         return value
 
-    def call(self, method: str, *args: Any) -> Any:
+    def call(
+        self,
+        method: Callable[Concatenate[InferenceEngine, P], Coroutine[Any, Any, R]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
         """`ask` and `answer`."""
-        self.ask(method, *args)
+        self.ask(method, *args, **kwargs)
         return self.answer()
 
 
@@ -75,14 +89,12 @@ def _serve(pipe: Connection, spec: EngineSpec, environ: dict[str, str]) -> None:
 
 
 async def _serve_async(pipe: Connection, spec: EngineSpec) -> None:
-    from openrlhf.rollout.vllm.engine import VllmEngine
-
-    engine = VllmEngine(spec)
-    asked: tuple[str, tuple[Any, ...]] | None = ("start", ())
+    engine = engine_class(spec)(spec)
+    asked: tuple[str, tuple[Any, ...], dict[str, Any]] | None = ("start", (), {})
     while asked is not None:
-        method, args = asked
+        method, args, kwargs = asked
         try:
-            pipe.send((True, await getattr(engine, method)(*args)))
+            pipe.send((True, await getattr(engine, method)(*args, **kwargs)))
         except Exception as error:
             traceback.print_exc()
             pipe.send((False, f"{type(error).__name__}: {error}"))

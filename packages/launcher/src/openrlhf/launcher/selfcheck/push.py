@@ -27,7 +27,9 @@ from openrlhf.launcher.selfcheck.outcome import CheckError, Outcome
 from openrlhf.launcher.trainer.rank import RankTrainer
 from openrlhf.launcher.trainer.rank_config import RankConfig
 from openrlhf.learner.setup import leave_distributed, training_device
+from openrlhf.rollout.engine import EngineControl, InferenceEngine
 from openrlhf.rollout.engine_spec import EngineSpec, SyncBackend
+from openrlhf.rollout.requests import GenerateRequest
 from openrlhf.rollout.sync_check import SyncError, check_sequences, compare, default_tolerance
 from openrlhf.rollout.weights.sender import WeightSender, send_or_drain
 from openrlhf.rollout.weights.wire import BucketPlan, TensorSpec, plan_buckets
@@ -37,7 +39,9 @@ MEMORY_SHARE = 0.3
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 BUCKET_NUMBERS = 16_384
 """Numbers per bucket: the matrices of a tiny model fit, its embedding does not."""
-SAMPLED = SamplingParams(max_tokens=8, seed=7, ignore_eos=True)
+SAMPLE = GenerateRequest(
+    request_id="sample", token_ids=[5, 6, 7], sampling=SamplingParams(max_tokens=8, seed=7, ignore_eos=True)
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Pair:
         if self.backend != "gloo":  # vLLM's trainer engine in the sender calls the engine
             send_or_drain(self.sender, stream, self.plan, version)
             return
-        self.engine.ask("receive_weights", self.plan.to_dict(), version)
+        self.engine.ask(EngineControl.receive_weights, self.plan, version)
         try:
             send_or_drain(self.sender, stream, self.plan, version)
         except RuntimeError as error:
@@ -68,7 +72,7 @@ class Pair:
     def difference(self) -> float:
         """Mean |log-prob difference| of both sides on fixed tokens. Raises SyncError where a run would stop."""
         rows = check_sequences(TINY.vocab)
-        own, theirs = self.trainer.check_logprobs(rows), self.engine.call("score_many", rows)
+        own, theirs = self.trainer.check_logprobs(rows), self.engine.call(EngineControl.score, rows)
         return compare(own, theirs, tolerance=default_tolerance(DTYPES[dtype()]), engine="the engine")
 
 
@@ -119,10 +123,10 @@ def _push_twice(folder: Path, backend: SyncBackend, environ: dict[str, str], *, 
         first = pair.difference()
         take_steps(trainer.learner, small_batch(), 1)
         pair.push(2)
-        answer = engine.call("generate", [5, 6, 7], SAMPLED)
+        answer = engine.call(InferenceEngine.generate, SAMPLE)
         if set(answer.versions) != {2}:
             raise CheckError(f"after the push of version 2 samples carry the versions {sorted(set(answer.versions))}")
-        again = engine.call("generate", [5, 6, 7], SAMPLED)
+        again = engine.call(InferenceEngine.generate, SAMPLE)
         if list(again.token_ids) != list(answer.token_ids):
             raise CheckError(f"one seed gave {list(answer.token_ids)} and {list(again.token_ids)}")
         return max(first, pair.difference())
@@ -148,7 +152,7 @@ def one_round(folder: Path, backend: SyncBackend) -> Outcome:
     old = make_model(folder / "old", seed=1)
     with EngineProcess(_engine_spec(old, backend, sleeps=True), {}) as engine:
         awake = _free()
-        engine.call("sleep")
+        engine.call(EngineControl.sleep)
         asleep = _free()
         trainer = _trainer(make_model(folder / "new", seed=2), sleeps=backend == "ipc")
         trainer.learner.wake()
@@ -156,12 +160,12 @@ def one_round(folder: Path, backend: SyncBackend) -> Outcome:
         trainer.learner.sleep()
         trainer.learner.give_back()
         pair = _join(trainer, engine, backend)
-        engine.call("wake", ["weights"])
+        engine.call(EngineControl.wake, "weights")
         pair.push(1)
         trainer.learner.give_back()
-        engine.call("wake", ["kv_cache"])
+        engine.call(EngineControl.wake, "kv_cache")
         difference = pair.difference()
-        engine.call("generate", [5, 6, 7], SAMPLED)
+        engine.call(InferenceEngine.generate, SAMPLE)
     leave_distributed()
     numbers = {"difference": difference, "engine_gave_mib": (asleep - awake) / MIB}
     if backend == "ipc" and asleep <= awake:
@@ -214,7 +218,7 @@ def _join(trainer: RankTrainer, engine: EngineProcess, backend: SyncBackend) -> 
     sender = _sender(engine, backend, max(bucket_bytes, *(spec.nbytes for spec in specs)))
     address = sender.open(2, 1)
     if backend == "gloo":
-        engine.ask("init_weight_transfer", address.for_engine(1))
+        engine.ask(EngineControl.init_weight_transfer, address.for_engine(1))
     sender.connect()
     if backend == "gloo":
         engine.answer()
@@ -239,17 +243,17 @@ class OneEngine:
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Let it join."""
-        self.engine.call("init_weight_transfer", init_info)
+        self.engine.call(EngineControl.init_weight_transfer, init_info)
 
     def start_weight_update(self) -> None:
         """Begin a push."""
-        self.engine.call("start_weight_update")
+        self.engine.call(EngineControl.start_weight_update)
 
     def update_weights(self, update_info: Any) -> None:
         """Receive tensors."""
-        self.engine.call("update_weights", update_info)
+        self.engine.call(EngineControl.update_weights, update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """The weights become this version."""
         assert weight_version is not None, "every push of ours has a version"
-        self.engine.call("finish_weight_update", int(weight_version))
+        self.engine.call(EngineControl.finish_weight_update, int(weight_version))

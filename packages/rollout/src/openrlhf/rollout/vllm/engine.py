@@ -1,31 +1,28 @@
 """One vLLM engine: requests in, samples with log-probs and weight versions out; weights in.
 
-Not here: Ray, routing, restarts. The launcher wraps a `VllmEngine` in an actor; importing this module imports vLLM's
-configuration only when an engine is started, because the environment must be set before vLLM is imported.
+Not here: Ray, routing, restarts. vLLM is imported only when an engine starts: the environment must be set before.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from openrlhf.agents.engine import EngineError, Generation, SamplingParams
+from openrlhf.agents.engine import EngineError, Generation
+from openrlhf.rollout.engine import EngineHealth
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.images import decode_image, image_digest
 from openrlhf.rollout.requests import (
     EngineDownError,
     GenerateRequest,
-    RequestFailure,
     RequestRejectedError,
     check_finish_reason,
     check_logprobs,
     plain_ids,
-    result_of,
 )
 from openrlhf.rollout.vllm.arguments import environment, expand_versions, to_vllm_sampling, vllm_args
 from openrlhf.rollout.vllm.push import CONTROL_TIMEOUT_S, PUSH_TIMEOUT_S, WeightTaker
@@ -41,14 +38,14 @@ DEATH_POLL_S = 1.0
 HEALTH_TIMEOUT_S = 60.0
 """Longest wait for a sign of life of the engine core, which answers between two model steps (seconds on CPU)."""
 SHUTDOWN_TIMEOUT_S = 10.0
-CHUNK_WINDOW_S = 0.002
-"""How long a finished sample of a stream waits for others to travel with it: a message costs about as much."""
 
 T = TypeVar("T")
 
 
 class VllmEngine(WeightTaker):
-    """An `AsyncLLM` with the calls that training needs. All methods must run on one event loop."""
+    """An `AsyncLLM` with the calls that training needs (`InferenceEngine`). All run on one event loop."""
+
+    environment = staticmethod(environment)
 
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)
@@ -56,11 +53,10 @@ class VllmEngine(WeightTaker):
         self._llm: AsyncLLM | None = None
         self._numbers = itertools.count()
 
-    async def start(self, version: int = 0, *, serve: bool = True) -> None:
-        """Load the model; afterwards samples carry `version` until the first push.
+    async def start(self, *, serve: bool = True) -> None:
+        """Load the model; samples carry version 0 until the first push. serve: whether requests may come before it.
 
-        serve: whether requests may come before that push. Not in a run: a restarted engine would serve the model that
-        training began with. Raises EngineError with vLLM's reason when the engine does not come up.
+        Raises EngineError with vLLM's reason when the engine does not come up.
         """
         for key, value in environment(self.spec).items():
             os.environ.setdefault(key, value)
@@ -74,61 +70,15 @@ class VllmEngine(WeightTaker):
             self._llm = AsyncLLM.from_engine_args(args)
         except Exception as error:
             raise EngineError(f"{self.name} could not start on model {self.spec.model!r}: {error}") from error
-        await self._set_version(version)
+        await self._set_version(0)
         if not serve:
             self._unfit = "it has started and waits for its first weight push"
 
-    async def generate(
-        self,
-        token_ids: Sequence[int],
-        sampling: SamplingParams,
-        images: Sequence[bytes] | None = None,
-        *,
-        group_id: str = "",
-    ) -> Generation:
-        """One sample. images: contents of image files, one per placeholder.
+    async def score(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Per row of tokens the log-probability of each given those before it, at temperature 1; the first is 0.0."""
+        return [await self._score(row) for row in rows]
 
-        Raises RequestRejectedError (this request's fault) or EngineDownError (the engine's).
-        """
-        request_id = f"{group_id or 'request'}-{next(self._numbers)}"
-        request = GenerateRequest(
-            request_id=request_id, token_ids=token_ids, sampling=sampling, images=images, group_id=group_id
-        )
-        return await self._generate(request)
-
-    async def generate_many(
-        self, requests: Sequence[GenerateRequest]
-    ) -> AsyncIterator[list[tuple[int, Generation | RequestFailure]]]:
-        """All samples, in chunks of (position in `requests`, result) as they finish.
-
-        One stream instead of one call per sample keeps the messages between processes few. A request that fails,
-        whatever it raises, is a result. Closing the iterator aborts what is unfinished.
-        """
-        done: asyncio.Queue[tuple[int, Generation | RequestFailure]] = asyncio.Queue()
-
-        def settle(position: int, task: asyncio.Task[Generation]) -> None:
-            done.put_nowait((position, result_of(requests[position].request_id, task)))
-
-        tasks = [asyncio.create_task(self._generate(request)) for request in requests]
-        for position, task in enumerate(tasks):
-            task.add_done_callback(functools.partial(settle, position))
-        try:
-            left = len(tasks)
-            while left:
-                chunk = [await done.get()]
-                if len(chunk) < left:
-                    await asyncio.sleep(CHUNK_WINDOW_S)
-                while not done.empty():
-                    chunk.append(done.get_nowait())
-                left -= len(chunk)
-                yield chunk
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Log-probability of each token given those before it, at temperature 1; the first has no prefix: 0.0."""
+    async def _score(self, token_ids: Sequence[int]) -> list[float]:
         from vllm import SamplingParams as VllmSamplingParams
 
         if len(token_ids) < 2:
@@ -143,10 +93,6 @@ class VllmEngine(WeightTaker):
         check_logprobs(request_id, self.name, ids[1:], values)
         return [0.0, *values]
 
-    async def score_many(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """`score` of several token lists."""
-        return list(await asyncio.gather(*(self.score(row) for row in rows)))
-
     async def _ready_for(self, request_id: str) -> None:
         """Wait until a push that is under way is over. Raises EngineDownError without a whole set of weights."""
         if self._updating:
@@ -154,7 +100,8 @@ class VllmEngine(WeightTaker):
         if self._unfit:
             raise EngineDownError(f"{self.name} must not serve request {request_id}: {self._unfit}")
 
-    async def _generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """One sample. Raises RequestRejectedError (this request's fault) or EngineDownError (the engine's)."""
         await self._ready_for(request.request_id)
         ids = plain_ids(request.request_id, self.name, request.token_ids)
         prompt: dict[str, Any] = {"prompt_token_ids": ids}
@@ -217,13 +164,12 @@ class VllmEngine(WeightTaker):
             return EngineDownError(f"{self.name} died during request {request_id}: {cause!r} ({error})")
         return RequestRejectedError(f"{self.name} could not serve request {request_id}: {cause!r}")
 
-    async def pause(self, mode: Literal["abort", "wait", "keep"] = "keep", *, clear_cache: bool = False) -> None:
-        """Stop running requests. keep: they continue after `resume`, with the weights of then.
+    async def pause(self, *, clear_cache: bool = False) -> None:
+        """Freeze running requests until `resume`; they go on with the weights of then.
 
-        clear_cache: their KV cache is computed again with the new weights on resume
-        (--train.partial_rollout_recompute_kv).
+        clear_cache: their KV cache is computed again with the new weights (--train.partial_rollout_recompute_kv).
         """
-        await self._control("pause", self._running().pause_generation(mode=mode, clear_cache=clear_cache))
+        await self._control("pause", self._running().pause_generation(mode="keep", clear_cache=clear_cache))
         self._paused = True
 
     async def resume(self) -> None:
@@ -231,18 +177,18 @@ class VllmEngine(WeightTaker):
         self._paused = False
         await self._control("resume", self._running().resume_generation())
 
-    async def sleep(self, level: int = 1) -> None:
-        """Free the device memory (level 1: weights to host memory; 2: weights dropped). A no-op on CPU.
+    async def sleep(self) -> None:
+        """Free the device memory: weights go to host memory, the KV cache is dropped. A no-op on CPU.
 
         Requests that still run are aborted, as at a push.
         """
         if self._live and not self._paused:
             await self._control("end left-over requests", self._end_left_over())
-        await self._control("sleep", self._running().sleep(level))
+        await self._control("sleep", self._running().sleep(1))
 
-    async def wake(self, tags: Sequence[str] | None = None) -> None:
-        """Undo `sleep`; tags "weights" and "kv_cache" wake one part at a time."""
-        await self._control("wake up", self._running().wake_up(list(tags) if tags else None))
+    async def wake(self, part: Literal["weights", "kv_cache"]) -> None:
+        """Undo `sleep` for one part."""
+        await self._control("wake up", self._running().wake_up([part]))
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> int:
         """End running requests, all of them by default; returns how many.
@@ -254,7 +200,7 @@ class VllmEngine(WeightTaker):
             await self._control("abort", self._running().abort(live))
         return len(live)
 
-    async def health(self) -> dict[str, Any]:
+    async def health(self) -> EngineHealth:
         """A sign of life of the engine core itself. Raises EngineDownError when there is none in time.
 
         While weights are received the core can't answer; the push has time-outs of its own.
@@ -264,7 +210,7 @@ class VllmEngine(WeightTaker):
             raise EngineDownError(f"{self.name}: the engine core died")
         if not self._updating:
             await self._control("give a sign of life", llm.get_weight_version(), HEALTH_TIMEOUT_S)
-        return {"version": self.version, "running": len(self._live), "paused": self._paused, "unfit": self._unfit}
+        return EngineHealth(version=self.version, running=len(self._live), paused=self._paused, unfit=self._unfit)
 
     async def shutdown(self) -> None:
         """End the engine core and its workers; safe to call twice."""

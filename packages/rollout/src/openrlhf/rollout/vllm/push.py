@@ -11,12 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from openrlhf.rollout.engine import EngineHealth
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.requests import EngineDownError
-from openrlhf.rollout.weights.wire import BucketPlan
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
+
+    from openrlhf.rollout.weights.wire import BucketPlan
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ class WeightTaker(ABC):
     async def abort(self, request_ids: Sequence[str] | None = None) -> int: ...
 
     @abstractmethod
-    async def health(self) -> dict[str, Any]: ...
+    async def health(self) -> EngineHealth: ...
 
     async def init_weight_transfer(self, info: dict[str, Any]) -> None:
         """Join the trainer's weight group (`GroupAddress.for_engine`, or what vLLM's trainer engine says)."""
@@ -72,17 +74,14 @@ class WeightTaker(ABC):
             self._running().init_weight_transfer_engine(WeightTransferInitRequest(init_info=info)),
         )
 
-    async def receive_weights(self, plan: BucketPlan | dict[str, Any], version: int) -> None:
+    async def receive_weights(self, plan: BucketPlan, version: int) -> None:
         """Take part in one whole push over gloo; the trainer must be sending it at the same time.
 
-        plan: the sender's, as an object or as `BucketPlan.to_dict()`.
         Afterwards every sampled token carries `version`. The prefix cache is emptied. The engine must be idle or
         paused. Raises EngineDownError when the push fails; then the engine refuses to serve until one succeeds.
         """
         if self.spec.sync_backend != "gloo":
             raise ValueError(f"an {self.spec.sync_backend} sender calls start_, update_ and finish_ itself")
-        if isinstance(plan, dict):
-            plan = BucketPlan.from_dict(plan)
         await self.start_weight_update()
         await self.update_weights({"plan": plan.to_dict(), "version": version})
         await self.finish_weight_update(version)
@@ -152,7 +151,7 @@ class WeightTaker(ABC):
         finally:
             self._push_step_over.set()
 
-    async def give_up_push(self) -> dict[str, Any]:
+    async def give_up_push(self) -> EngineHealth:
         """After a push that failed elsewhere: make ready for the next one. `health` of then.
 
         Raises EngineDownError when this engine is stuck in it, or could not begin or end one: it must be started again.
