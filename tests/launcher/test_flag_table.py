@@ -101,6 +101,7 @@ ADDITIONS = {
         "train.partial_rollout_recompute_kv",
         "vllm.dtype",
         "vllm.engine_args",
+        "vllm.engine_class",
         "vllm.sync_bucket_mb",
         "vllm.sync_tolerance",
     },

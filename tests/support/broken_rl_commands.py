@@ -239,6 +239,8 @@ CASES = [
     ("--vllm.engine_args 3", "vllm.engine_args", "JSON object", """--vllm.engine_args '{"max_num_seqs": 8}'"""),
     ("""--vllm.engine_args '{"dtype": "half"}'""", "vllm.dtype", "has a flag of its own", ""),
     ("""--vllm.engine_args '{"logprobs_mode": "raw_logprobs"}'""", "vllm.engine_args", "processed log-probs", ""),
+    ("--vllm.engine_class none_such:Engine", "vllm.engine_class", "no such class", ""),
+    ("--vllm.engine_class json", "vllm.engine_class", "no such class", "--vllm.engine_class json:JSONDecoder"),
     (f"{RLOO} --train.colocate_all --vllm.num_engines 3", "vllm.num_engines", "--vllm.num_engines 8", ""),
     (
         f"{RLOO} --train.colocate_all --vllm.num_engines 8 --ref.num_gpus_per_node 4",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+VLLM_ENGINE = "openrlhf.rollout.vllm.engine:VllmEngine"
+
 
 @dataclass
 class VllmConfig:
@@ -38,6 +40,9 @@ class VllmConfig:
     """Number format of the engines. auto: that of the trainer."""
     engine_args: str = "{}"
     """Further vLLM engine arguments as a JSON object, for example '{"max_num_seqs": 256}'."""
+    engine_class: str = VLLM_ENGINE
+    """Class of the engines as module:Class. Another inference engine is chosen here; it is given the other --vllm.*
+    options."""
 
 
 @dataclass

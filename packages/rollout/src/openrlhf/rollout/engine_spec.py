@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from openrlhf.rollout.config import VLLM_ENGINE
+
 SyncBackend = Literal["gloo", "nccl", "ipc"]
 
 
@@ -23,7 +25,7 @@ class EngineSpec:
     """
 
     model: str
-    engine: str = "openrlhf.rollout.vllm.engine:VllmEngine"
+    engine: str = VLLM_ENGINE
     name: str = "engine-0"
     dtype: str = "float32"
     device: Literal["cpu", "cuda"] = "cpu"

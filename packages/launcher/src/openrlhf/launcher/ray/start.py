@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import time
@@ -51,7 +52,6 @@ from openrlhf.launcher.vision import VisionModel
 from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.rollout.engine import engine_class
 from openrlhf.rollout.engine_spec import EngineSpec
-from openrlhf.rollout.vllm.arguments import parse_engine_args
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +163,7 @@ def engine_specs(config: TrainPPOConfig, *, gpus: int, vision: VisionModel | Non
     return [
         EngineSpec(
             model=_model_path(config.actor.model_name_or_path),
+            engine=vllm.engine_class,
             name=f"engine {i}",
             dtype=vllm.dtype,
             device="cuda" if gpus else "cpu",
@@ -178,7 +179,7 @@ def engine_specs(config: TrainPPOConfig, *, gpus: int, vision: VisionModel | Non
             sync_backend=vllm.sync_backend,
             max_images_per_prompt=config.data.max_images_per_prompt,
             suppressed_token_ids=() if vision is None else vision.suppressed,
-            engine_args=parse_engine_args(vllm.engine_args),
+            engine_args=json.loads(vllm.engine_args),
         )
         for i in range(vllm.num_engines or 0)
     ]

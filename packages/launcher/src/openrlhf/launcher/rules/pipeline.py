@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ from openrlhf.launcher.placement import engines_share
 from openrlhf.launcher.redaction import redact_value
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
 from openrlhf.launcher.terms import with_flags
+from openrlhf.rollout.config import VLLM_ENGINE
 from openrlhf.rollout.vllm.arguments import RESERVED_ENGINE_ARGS, unknown_argument, wrong_type
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
@@ -154,7 +156,7 @@ def engine_arguments(c: P, m: Machine) -> Found:
     if not isinstance(arguments, dict):
         yield broken(c, name, "it must be a JSON object", f"--{name} '{{\"max_num_seqs\": 256}}'")
         return
-    for key, value in arguments.items():
+    for key, value in arguments.items() if c.vllm.engine_class == VLLM_ENGINE else ():
         place = with_flags(RESERVED_ENGINE_ARGS.get(key, ""))
         if place.startswith("--"):
             yield broken(c, f"{name} {place[2:]}", f"{key!r} has a flag of its own", f"use {place}")
@@ -162,6 +164,17 @@ def engine_arguments(c: P, m: Machine) -> Found:
             yield broken(c, name, f"{key!r} has {place}", "leave it out")
         elif problem := unknown_argument(key) or wrong_type(key, redact_value(key, value)):
             yield broken(c, name, problem, "the arguments are those of vLLM's AsyncEngineArgs, with underscores")
+
+
+def engine_class(c: P, m: Machine) -> Found:
+    """The engines' class can be imported, as far as can be seen without doing so."""
+    module, colon, name = c.vllm.engine_class.partition(":")
+    try:
+        found = bool(colon and name.isidentifier() and importlib.util.find_spec(module))
+    except (ImportError, ValueError):
+        found = False
+    if not found:
+        yield broken(c, "vllm.engine_class", "no such class", f"module:Class, as in {VLLM_ENGINE}")
 
 
 RULES: tuple[Rule, ...] = (
@@ -178,4 +191,5 @@ RULES: tuple[Rule, ...] = (
     tensor_parallel,
     fp16_needs_gpu,
     engine_arguments,
+    engine_class,
 )

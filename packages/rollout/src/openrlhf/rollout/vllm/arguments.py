@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
-import json
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -44,8 +43,13 @@ _SIMPLE = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,),
 
 
 def vllm_args(spec: EngineSpec) -> dict[str, Any]:
-    """Keyword arguments of vLLM's AsyncEngineArgs, without the weight-transfer configuration (an object)."""
-    _refuse_reserved(spec.engine_args)
+    """Keyword arguments of vLLM's AsyncEngineArgs, without the weight-transfer configuration (an object).
+
+    Raises ValueError for one of the user's that is not his to set.
+    """
+    for key in spec.engine_args:
+        if key in RESERVED_ENGINE_ARGS:
+            raise ValueError(f"`engine.engine_args` must not set {key!r}; use {RESERVED_ENGINE_ARGS[key]}")
     text_only = spec.max_images_per_prompt == 0
     args: dict[str, Any] = {
         "model": spec.model,
@@ -100,24 +104,6 @@ def environment(spec: EngineSpec) -> dict[str, str]:
     if spec.tensor_parallel_size == 1:
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return env
-
-
-def parse_engine_args(text: str) -> dict[str, Any]:
-    """The further engine arguments, given as JSON. Raises ValueError unless it is an object without reserved ones."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"`engine.engine_args` must be a JSON object, got {text!r}: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"`engine.engine_args` must be a JSON object, got {text!r}")
-    _refuse_reserved(value)
-    return value
-
-
-def _refuse_reserved(engine_args: Mapping[str, Any]) -> None:
-    for key in engine_args:
-        if key in RESERVED_ENGINE_ARGS:
-            raise ValueError(f"`engine.engine_args` must not set {key!r}; use {RESERVED_ENGINE_ARGS[key]}")
 
 
 def to_vllm_sampling(sampling: SamplingParams, suppressed: Sequence[int] = ()) -> Any:

@@ -9,13 +9,10 @@ never runs a step on a half-loaded model.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -26,7 +23,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from openrlhf.rollout.weights.group import GroupAddress, WeightGroup
-from openrlhf.rollout.weights.wire import Bucket, BucketPlan, torch_dtype, unpack
+from openrlhf.rollout.weights.wire import BucketPlan
 
 RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 
@@ -100,8 +97,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
             raise RuntimeError("no weight group: init_weight_transfer must come before a push, and again after a fault")
         try:
             plan = BucketPlan.from_dict(update_info.plan)
-            _check_header(self._group, plan, update_info.version)
-            cast(Any, self.model).load_weights(_stream(self._group, plan))
+            cast(Any, self.model).load_weights(self._group.receive(plan, update_info.version))
         except BaseException:
             self.shutdown()
             raise
@@ -111,38 +107,6 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         if self._group is not None:
             self._group.close()
         self._group = None
-
-
-def _check_header(group: WeightGroup, plan: BucketPlan, version: int) -> None:
-    got = torch.empty(2, dtype=torch.int64)
-    group.broadcast(got).wait()
-    if got.tolist() != [version, plan.digest]:
-        raise RuntimeError(
-            f"the trainer pushes version {int(got[0])} (plan {int(got[1])}), this engine was told version {version} "
-            f"(plan {plan.digest})"
-        )
-
-
-def _stream(group: WeightGroup, plan: BucketPlan) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of the push; the next bucket is received while one is loaded.
-
-    Every bucket gets memory of its own: vLLM keeps views of tensors until their layer is complete.
-    """
-
-    def receive(bucket: Bucket) -> tuple[dist.Work, Tensor]:
-        flat = torch.empty(bucket.numel, dtype=torch_dtype(bucket.dtype))
-        return group.broadcast(flat), flat
-
-    coming = [receive(plan.buckets[0])]
-    try:
-        for number, bucket in enumerate(plan.buckets):
-            work, flat = coming.pop()
-            work.wait()
-            if number + 1 < len(plan.buckets):
-                coming.append(receive(plan.buckets[number + 1]))
-            yield from unpack(bucket, flat)
-    finally:
-        coming.clear()  # an unfinished receive would keep the connection open after a failure
 
 
 def _repack_tied_lm_head(model: torch.nn.Module) -> None:

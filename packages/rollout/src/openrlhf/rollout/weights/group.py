@@ -8,10 +8,11 @@ of the next generation is made, since survivors of a broken group cannot be trus
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed import (
     DistError,
@@ -21,6 +22,8 @@ from torch.distributed import (
     TCPStore,  # pyright: ignore[reportPrivateImportUsage]
     Work,
 )
+
+from openrlhf.rollout.weights.wire import Bucket, BucketPlan, torch_dtype, unpack
 
 GROUP_TIMEOUT_S = 15.0
 """Longest wait for a peer, in a rendezvous or in one message. Survivors of a dead peer block that long."""
@@ -104,6 +107,35 @@ class WeightGroup:
         """Start sending (rank 0) or receiving a contiguous CPU tensor; wait on the returned handle."""
         assert self._group is not None, "connect the group first"
         return self._group.broadcast(tensor, 0)
+
+    def receive(self, plan: BucketPlan, version: int) -> Iterator[tuple[str, Tensor]]:
+        """All tensors of a push as an engine worker gets it; the next bucket is received while one is used.
+
+        Every bucket gets memory of its own: vLLM keeps views of tensors until their layer is complete. Raises
+        RuntimeError when the sender is gone, or follows another plan or version than this engine was told.
+        """
+        got = torch.empty(2, dtype=torch.int64)
+        self.broadcast(got).wait()
+        if got.tolist() != [version, plan.digest]:
+            raise RuntimeError(
+                f"the trainer pushes version {int(got[0])} (plan {int(got[1])}), this engine was told version "
+                f"{version} (plan {plan.digest})"
+            )
+
+        def receive(bucket: Bucket) -> tuple[Work, Tensor]:
+            flat = torch.empty(bucket.numel, dtype=torch_dtype(bucket.dtype))
+            return self.broadcast(flat), flat
+
+        coming = [receive(plan.buckets[0])]
+        try:
+            for number, bucket in enumerate(plan.buckets):
+                work, flat = coming.pop()
+                work.wait()
+                if number + 1 < len(plan.buckets):
+                    coming.append(receive(plan.buckets[number + 1]))
+                yield from unpack(bucket, flat)
+        finally:
+            coming.clear()  # an unfinished receive would keep the connection open after a failure
 
     def close(self) -> None:
         """Drop the connections; peers that wait for this rank get an error at once."""
