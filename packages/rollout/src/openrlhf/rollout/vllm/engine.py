@@ -167,7 +167,7 @@ class VllmEngine(WeightTaker):
     async def pause(self, *, clear_cache: bool = False) -> None:
         """Freeze running requests until `resume`; they go on with the weights of then.
 
-        clear_cache: their KV cache is computed again with the new weights (--train.partial_rollout_recompute_kv).
+        clear_cache: their KV cache is computed again with the new weights.
         """
         await self._control("pause", self._running().pause_generation(mode="keep", clear_cache=clear_cache))
         self._paused = True
