@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
+from openrlhf.agents.agent_file import load_executor
+from openrlhf.agents.context import EpisodeSettings, GroupExecutor
+from openrlhf.agents.executor import SingleTurnExecutor
+from openrlhf.agents.files import CodeFile
+from openrlhf.agents.proxies import keep_loopback_direct
+from openrlhf.agents.reward_process import RewardPool
 from openrlhf.agents.rewards import require_reward
 from openrlhf.agents.types import PromptItem, Trajectory
+from openrlhf.agents.watchdog import Blocked
+from openrlhf.agents.worker import AgentWorker
 from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_client import RayEngineClient
 from openrlhf.launcher.ray.remote import Remote
+from openrlhf.launcher.redaction import configure_logging
+from openrlhf.launcher.rewards.http import HttpRewardSource, RetryPolicy
+from openrlhf.launcher.tokenizers import load_tokenizer
 from openrlhf.launcher.trainer.protocols import EvalRequest, SampleInfo
 from openrlhf.launcher.trainer.samples import sample_info
+from openrlhf.launcher.vision import ImageProcessor
+from openrlhf.rollout.router import EngineClient, Router
 
-if TYPE_CHECKING:
-    from openrlhf.agents.worker import AgentWorker
-    from openrlhf.launcher.ray.agent_setup import AgentSpec
-    from openrlhf.rollout.router import Router
+log = logging.getLogger(__name__)
+
+BLOCKED_EXIT = 86
+"""Exit code of a worker whose event loop an agent blocked; the controller starts another one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSpec:
+    """What an agent worker is made of. Files travel by content, so that they work on nodes without a shared disk.
+
+    vision: whether the model takes images. reward_urls: HTTP reward servers. reward_model: whether one scores what
+    comes back without a reward.
+    """
+
+    tokenizer_path: str
+    settings: EpisodeSettings
+    vision: bool = False
+    reward_model: bool = False
+    agent_file: CodeFile | None = None
+    reward_file: CodeFile | None = None
+    reward_urls: tuple[str, ...] = ()
+    reward_api_key: str | None = None
+    reward_timeout: float = 60.0
 
 
 class AgentActor:
@@ -33,8 +67,6 @@ class AgentActor:
 
     async def ready(self) -> None:
         """Load tokenizer, agent and reward function."""
-        from openrlhf.launcher.ray.agent_setup import build_worker
-
         async with self._loading:
             if self._worker is None:
                 self._worker, self._router = await build_worker(self._spec, self._clients, self._number)
@@ -71,3 +103,42 @@ class AgentActor:
         """End the reward worker's process."""
         if self._worker is not None:
             await self._worker.close()
+
+
+async def build_worker(spec: AgentSpec, clients: Sequence[EngineClient], number: int) -> tuple[AgentWorker, Router]:
+    """Load everything an agent worker needs; an author's broken file raises here."""
+    configure_logging(logging.WARNING, quiet=())
+    keep_loopback_direct()
+    router = Router(clients, first=number)
+    source = await reward_source(spec)
+    executor: GroupExecutor = load_executor(spec.agent_file) if spec.agent_file else SingleTurnExecutor(source)
+    worker = AgentWorker(
+        executor,
+        router,
+        load_tokenizer(spec.tokenizer_path),
+        spec.settings,
+        image_reader=ImageProcessor(spec.tokenizer_path) if spec.vision else None,
+        on_blocked=_leave,
+        closers=[] if source is None else [source.close],
+    )
+    await worker.start()
+    return worker, router
+
+
+async def reward_source(spec: AgentSpec) -> RewardPool | HttpRewardSource | None:
+    """The reward function's process pool, or the client of the reward servers; None for an in-cluster model."""
+    if spec.reward_file is not None:
+        pool = RewardPool(spec.reward_file, spec.reward_timeout)
+        await pool.start()
+        return pool
+    if spec.reward_urls:
+        retry = RetryPolicy(timeout=spec.reward_timeout)
+        return HttpRewardSource(spec.reward_urls, api_key=spec.reward_api_key, retry=retry)
+    return None
+
+
+def _leave(blocked: Blocked) -> None:
+    """A blocked loop can't be interrupted from inside: end the process, its groups are rolled out elsewhere."""
+    log.error("%s: this agent worker ends and is replaced", blocked)
+    logging.shutdown()
+    os._exit(BLOCKED_EXIT)

@@ -28,8 +28,7 @@ from openrlhf.launcher.placement import (
     shares_device,
 )
 from openrlhf.launcher.preflight import Prepared
-from openrlhf.launcher.ray.agent_actor import AgentActor
-from openrlhf.launcher.ray.agent_setup import AgentSpec
+from openrlhf.launcher.ray.agent_actor import AgentActor, AgentSpec
 from openrlhf.launcher.ray.calls import get
 from openrlhf.launcher.ray.cluster import Cluster
 from openrlhf.launcher.ray.devices import extra_noset
