@@ -11,11 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from openrlhf.core.tables import ESTIMATORS, POLICY_LOSSES, Estimator
-from openrlhf.launcher.commands import LORA_COMBINER, SERVE_RM, TRAIN_DPO, TRAIN_PPO_RAY, TRAIN_RM, TRAIN_SFT, Command
+from openrlhf.launcher.commands import (
+    LORA_COMBINER,
+    REFUSED,
+    SERVE_RM,
+    TRAIN_DPO,
+    TRAIN_PPO_RAY,
+    TRAIN_RM,
+    TRAIN_SFT,
+    Command,
+)
 from openrlhf.launcher.flags import Flag
 from openrlhf.launcher.help_text import sections
 from openrlhf.launcher.old_names import REMOVED, all_old_names, new_form, new_names
-from openrlhf.launcher.unsupported import REFUSED
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -9,10 +9,9 @@ import pytest
 import stages
 
 from openrlhf.launcher.command_line import check_config
-from openrlhf.launcher.commands import COMMANDS
+from openrlhf.launcher.commands import COMMANDS, unsupported
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.parsing import parse
-from openrlhf.launcher.unsupported import unsupported
 
 PLACES = stages.Places(Path("/p"))
 COMMAND_LINES = {

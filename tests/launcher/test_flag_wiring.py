@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from openrlhf.launcher.commands import REFUSED as UNSUPPORTED
 from openrlhf.launcher.commands import TRAIN_PPO_RAY
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import Flag, build
@@ -25,7 +26,6 @@ from openrlhf.launcher.ray.start import agent_spec, engine_specs, learner_spec
 from openrlhf.launcher.resolve import resolve
 from openrlhf.launcher.trainer.collect import group_rules
 from openrlhf.launcher.trainer.rank_config import rank_config
-from openrlhf.launcher.unsupported import REFUSED as UNSUPPORTED
 from openrlhf.learner.spec import Role
 
 TESTS = Path(__file__).parents[1]

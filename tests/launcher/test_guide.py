@@ -9,9 +9,10 @@ import pytest
 from openrlhf.launcher.commands import SERVE_RM, TRAIN_PPO_RAY
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.parsing import parse, parse_train_ppo
+from openrlhf.launcher.parsing import parse
 from openrlhf.launcher.resolve import resolve
-from openrlhf.launcher.rules import check_rules
+from openrlhf.launcher.rules.check import check_rules
+from support.launcher_flags import parse_train_ppo
 
 QUICK_LAUNCH = r"""
    --actor.model_name_or_path Qwen/Qwen3-4B-Thinking-2507 \

@@ -25,5 +25,5 @@ SIZES = {"rollout.batch_size": 16, "rollout.n_samples_per_prompt": 8, "train.bat
 )
 def test_l17_steps_of_a_run(prompts: int, flags: dict[str, int], rollout_steps: int, optimizer_steps: int) -> None:
     config = build(TrainPPOConfig(), SIZES | flags)
-    assert rollout_step_horizon(config, prompts) == rollout_steps
-    assert optimizer_step_horizon(config, prompts) == optimizer_steps
+    assert rollout_step_horizon(config.rollout, config.train, prompts) == rollout_steps
+    assert optimizer_step_horizon(config.rollout, config.train, prompts) == optimizer_steps

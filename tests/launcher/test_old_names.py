@@ -8,8 +8,9 @@ import pytest
 
 from openrlhf.launcher.commands import COMMANDS, TRAIN_DPO, TRAIN_PPO_RAY, TRAIN_RM, TRAIN_SFT, Command
 from openrlhf.launcher.old_names import REMOVED, new_names, rewritten
-from openrlhf.launcher.parsing import UsageError, parse, parse_train_ppo
+from openrlhf.launcher.parsing import UsageError, parse
 from openrlhf.launcher.words import split_words
+from support.launcher_flags import parse_train_ppo
 
 RL = """
 pretrain actor.model_name_or_path

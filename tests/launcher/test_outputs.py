@@ -15,12 +15,12 @@ from openrlhf.launcher.commands import TRAIN_PPO_RAY, TRAIN_SFT
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import build
 from openrlhf.launcher.outputs import absolute, hold_merged, hold_outputs, outputs, ray_owns, try_export_settings
-from openrlhf.launcher.parsing import parse_train_ppo
 from openrlhf.launcher.supervised_config import LoraCombinerConfig, TrainSFTConfig
 from openrlhf.learner.checkpoint_dir import CheckpointStore
 from openrlhf.learner.folders.lock import FolderInUseError
 from openrlhf.learner.folders.publish import publish
 from support import folder_writers
+from support.launcher_flags import parse_train_ppo
 
 
 def configuration(**flags: Any) -> TrainPPOConfig:

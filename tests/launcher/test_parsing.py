@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from openrlhf.launcher.commands import COMMANDS, TRAIN_PPO_RAY
-from openrlhf.launcher.parsing import UsageError, parse, parse_train_ppo, wants_help
+from openrlhf.launcher.parsing import UsageError, parse, wants_help
 from support.cpu_time import bare_interpreters
+from support.launcher_flags import parse_train_ppo
 
 
 def problems(*argv: str) -> list[str]:

@@ -14,7 +14,6 @@ import pytest
 
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.main import main
-from openrlhf.launcher.parsing import parse_train_ppo
 from openrlhf.launcher.plan.arithmetic import batches, count_prompts, forwards
 from openrlhf.launcher.plan.memory import (
     GIB,
@@ -28,6 +27,7 @@ from openrlhf.launcher.plan.memory import (
 from openrlhf.launcher.plan.shape import read_shape
 from openrlhf.launcher.resolve import resolve
 from support.cpu_time import bare_interpreters
+from support.launcher_flags import parse_train_ppo
 
 QWEN3_4B = {
     "model_type": "qwen3",

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from openrlhf.launcher.command_line import prepare, usage_message
-from openrlhf.launcher.commands import TRAIN_PPO_RAY
+from openrlhf.launcher.commands import REFUSED, TRAIN_PPO_RAY
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.main import main
 from openrlhf.launcher.parsing import UsageError
-from openrlhf.launcher.unsupported import REFUSED
 from support.broken_rl_commands import BASE, CASES
 from support.flag_values import another
 

@@ -11,11 +11,11 @@ import pytest
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.parsing import parse_train_ppo
 from openrlhf.launcher.ray import start
 from openrlhf.launcher.resolve import resolve
 from openrlhf.learner.spec import Role
 from support.broken_rl_commands import BASE
+from support.launcher_flags import parse_train_ppo
 
 SHARED = "--train.colocate_all --vllm.num_engines 8"
 

@@ -14,11 +14,10 @@ import pytest
 from openrlhf.launcher import redaction
 from openrlhf.launcher.command_line import prepare, run_command
 from openrlhf.launcher.commands import COMMANDS, SERVE_RM, TRAIN_PPO_RAY, TRAIN_SFT
-from openrlhf.launcher.errors import report_error
 from openrlhf.launcher.logging.logger import masked
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.main import main
-from openrlhf.launcher.parsing import UsageError, parse, parse_train_ppo
+from openrlhf.launcher.parsing import UsageError, parse
 from openrlhf.launcher.redaction import (
     RedactingFormatter,
     find_secrets,
@@ -27,10 +26,12 @@ from openrlhf.launcher.redaction import (
     redact_uncaught,
     redact_value,
     remember,
+    report_error,
     secrets_of_words,
 )
 from openrlhf.launcher.saved import config_toml
 from openrlhf.launcher.secret_flags import VARIABLE, as_variable, split_secret_flags, take_secret_flags
+from support.launcher_flags import parse_train_ppo
 
 SECRET = "s3cr3t-Wert"
 URL = f"http://user:{SECRET}@host:5000/get_reward"

@@ -13,8 +13,9 @@ from openrlhf.launcher.commands import TRAIN_DPO, TRAIN_RM, TRAIN_SFT
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import values_of
 from openrlhf.launcher.machine import FLASH_ATTENTION, Machine, detect_machine, installed_flash_attention
-from openrlhf.launcher.parsing import parse, parse_train_ppo
+from openrlhf.launcher.parsing import parse
 from openrlhf.launcher.resolve import resolve, resolve_supervised
+from support.launcher_flags import parse_train_ppo
 
 CPU, GPUS = Machine(gpus=0), Machine(gpus=8)
 

@@ -11,13 +11,13 @@ import pytest
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import flags_of
 from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.parsing import parse_train_ppo
 from openrlhf.launcher.resolve import resolve
-from openrlhf.launcher.rules import Violation, check_rules, warnings_of
-from openrlhf.launcher.rules.check import RL_RULES
+from openrlhf.launcher.rules.check import RL_RULES, check_rules, warnings_of
 from openrlhf.launcher.rules.ranges import within
+from openrlhf.launcher.rules.violation import Violation
 from openrlhf.launcher.rules.warnings import WARNINGS
 from support.broken_rl_commands import BASE, CASES, RLOO
+from support.launcher_flags import parse_train_ppo
 
 GPUS = Machine(gpus=8, nodes=None)
 CPU = Machine(gpus=0)

@@ -10,8 +10,7 @@ from openrlhf.launcher.commands import COMMANDS
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.parsing import parse
 from openrlhf.launcher.resolve import resolve_supervised
-from openrlhf.launcher.rules import check_supervised_rules
-from openrlhf.launcher.rules.check import SUPERVISED_RULES
+from openrlhf.launcher.rules.check import SUPERVISED_RULES, check_supervised_rules
 from openrlhf.launcher.rules.ranges import within
 from openrlhf.launcher.supervised_config import SupervisedConfig
 

@@ -9,10 +9,11 @@ import pytest
 from openrlhf.launcher.commands import COMMANDS, TRAIN_PPO_RAY
 from openrlhf.launcher.flags import build
 from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.parsing import parse, parse_train_ppo
+from openrlhf.launcher.parsing import parse
 from openrlhf.launcher.resolve import resolve
 from openrlhf.launcher.saved import config_toml, keep_run_name
 from openrlhf.learner.checkpoint_dir import CheckpointStore
+from support.launcher_flags import parse_train_ppo
 
 REQUIRED = {"lora_combiner": ["--model_path", "a", "--lora_path", "b", "--output_path", "c"]}
 

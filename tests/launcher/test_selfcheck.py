@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from openrlhf.launcher.doctor.checks import Finding
-from openrlhf.launcher.doctor.selfchecked import selfchecked
+from openrlhf.launcher.doctor.command import selfchecked
 from openrlhf.launcher.selfcheck import record
 from openrlhf.launcher.selfcheck.command import main
 from openrlhf.launcher.selfcheck.process import Report, run

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from openrlhf.launcher.machine import detect_machine
-from openrlhf.launcher.parsing import parse_train_ppo
 from openrlhf.launcher.ray.devices import local_device_index
 from openrlhf.launcher.resolve import resolve
-from openrlhf.launcher.rules import check_rules
+from openrlhf.launcher.rules.check import check_rules
 from openrlhf.launcher.slurm.addresses import join_port, pick_address
 from openrlhf.launcher.slurm.allocation import read_allocation
 from openrlhf.launcher.slurm.folders import TempDir, choose_temp_dir, remove_abandoned
 from openrlhf.launcher.slurm.ports import candidates, hold_block
+from support.launcher_flags import parse_train_ppo
 
 
 def test_neighbouring_jobs_share_no_port_b092() -> None:

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from openrlhf.launcher.command_line import prepare
-from openrlhf.launcher.commands import COMMANDS, TRAIN_PPO_RAY
+from openrlhf.launcher.commands import COMMANDS, TRAIN_PPO_RAY, unsupported
+from openrlhf.launcher.commands import REFUSED as UNSUPPORTED
 from openrlhf.launcher.flags import build, values_of
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.parsing import UsageError
-from openrlhf.launcher.unsupported import REFUSED as UNSUPPORTED
-from openrlhf.launcher.unsupported import unsupported
 from support.flag_values import another
 
 PACKAGES = Path(__file__).parents[2] / "packages"

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import ast
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
+
+from openrlhf.launcher.commands import TRAIN_PPO_RAY
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.parsing import parse
 
 FOLDER = Path(__file__).parent.parent / "launcher" / "flags"
 COMMANDS = ("train_ppo_ray", "train_sft", "train_rm", "train_dpo", "serve_rm", "lora_combiner")
@@ -54,3 +59,8 @@ def _value(text: str) -> Any:
         return inf
     value = None if text == "(required)" else ast.literal_eval(text)
     return tuple(value) if isinstance(value, list) else value
+
+
+def parse_train_ppo(argv: Sequence[str]) -> TrainPPOConfig:
+    """The configuration of `train_ppo_ray`, before `resolve`."""
+    return parse(TRAIN_PPO_RAY, argv).config

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from openrlhf.launcher.command_line import run_command
 from openrlhf.launcher.commands import LORA_COMBINER
-from openrlhf.launcher.errors import report_error
+from openrlhf.launcher.redaction import report_error
 from openrlhf.launcher.supervised_config import LoraCombinerConfig
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from openrlhf.launcher.commands import SERVE_RM, TRAIN_PPO_RAY, Command
+from openrlhf.launcher.commands import SERVE_RM, TRAIN_PPO_RAY, Command, unsupported
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import values_of
 from openrlhf.launcher.help_text import help_text
@@ -16,17 +16,17 @@ from openrlhf.launcher.machine import Machine, detect_machine, running_ray
 from openrlhf.launcher.parsing import Parsed, UsageError, parse, wants_help
 from openrlhf.launcher.redaction import find_secrets, redact, redact_uncaught, remember, remember_variables
 from openrlhf.launcher.resolve import resolve, resolve_serve_rm, resolve_supervised
-from openrlhf.launcher.rules import (
-    Violation,
+from openrlhf.launcher.rules.check import (
     check_ranges,
     check_rules,
     check_serve_rules,
     check_supervised_rules,
     warnings_of,
 )
+from openrlhf.launcher.rules.violation import Violation
 from openrlhf.launcher.saved import config_toml, keep_run_name
 from openrlhf.launcher.secret_flags import take_secret_flags
-from openrlhf.launcher.unsupported import unsupported
+from openrlhf.launcher.subcommand_parser import SubcommandParser, split_at_dashes
 
 USAGE_EXIT = 2
 WARNING = "warning: "
@@ -89,6 +89,24 @@ def run_command(command: Command, argv: Sequence[str] | None, start: Callable[[A
 def train_ppo_ray(argv: Sequence[str] | None = None) -> int:
     """The main of RL training: parse the command line and train; returns the exit status."""
     return run_command(TRAIN_PPO_RAY, argv, _train_ppo)
+
+
+def local(argv: Sequence[str]) -> int:
+    """`openrlhf-launch local [--address HOST:PORT] -- <flags of train_ppo_ray>`: the run of `slurm`, here.
+
+    On the Ray of --address, a running one on this machine, or an own one. Returns the exit status.
+    """
+    own, flags = split_at_dashes(argv)
+    parser = SubcommandParser(
+        "local",
+        "Train on this machine, or on a Ray cluster that is already there.",
+        "%(prog)s [options] -- <flags of train_ppo_ray>",
+    )
+    parser.add_argument("--address", help="address of a running Ray, HOST:PORT")
+    options = parser.parse_args(own)
+    if options.address:
+        os.environ["RAY_ADDRESS"] = options.address
+    return train_ppo_ray(flags)
 
 
 def _train_ppo(config: TrainPPOConfig) -> int:

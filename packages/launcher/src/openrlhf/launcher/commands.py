@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, TypeVar
 
 from openrlhf.launcher.config import TrainPPOConfig
-from openrlhf.launcher.flags import Flag, flags_of
+from openrlhf.launcher.flags import Flag, flags_of, values_of
 from openrlhf.launcher.supervised_config import (
     LoraCombinerConfig,
     ServeRMConfig,
@@ -86,3 +86,33 @@ LORA_COMBINER = Command(
 COMMANDS: dict[str, Command] = {
     c.name: c for c in (TRAIN_PPO_RAY, TRAIN_SFT, TRAIN_RM, TRAIN_DPO, SERVE_RM, LORA_COMBINER)
 }
+
+_RL = (TRAIN_PPO_RAY.name,)
+
+REFUSED: dict[str, tuple[Collection[str], str]] = {
+    "use_ms": (COMMANDS, "models and data come from local folders or the Hugging Face hub, not from ModelScope"),
+    "data.disable_fast_tokenizer": (COMMANDS, "transformers 5 has one tokenizer for each model; leave the flag out"),
+    "ds.ring_attn_size": (COMMANDS, "ring attention is not built; keep it at 1"),
+    "ds.ring_attn_head_stride": (COMMANDS, "ring attention is not built; keep it at 1"),
+    "vllm.sync_with_ray": (_RL, "weights always travel by the engines' own transfer; leave the flag out"),
+    "ds.lora.rank": (_RL, "LoRA is not built for RL; keep it at 0"),
+    "ds.lora.alpha": (_RL, "LoRA is not built for RL"),
+    "ds.lora.dropout": (_RL, "LoRA is not built for RL"),
+    "ds.lora.target_modules": (_RL, "LoRA is not built for RL"),
+    "ds.load_in_4bit": (_RL, "4-bit weights cannot be trained here nor sent to the engines; leave the flag out"),
+    "local_rank": (_RL, "the trainer starts its own ranks; start it with python3 -m, not with deepspeed or torchrun"),
+}
+"""Flags that nothing honours -> (commands, why): refused when they differ from their default, never ignored."""
+
+
+def unsupported(command: Command, asked: object, resolved: object) -> list[str]:
+    """One message per flag that the user set (`asked`), that still stands (`resolved`) and that nothing honours."""
+    defaults, values, final = values_of(command.defaults), values_of(asked), values_of(resolved)
+    refused = []
+    for path, (commands, reason) in REFUSED.items():
+        flag = command.flags.get(path)
+        if flag is None or command.name not in commands or defaults[path] in (values[path], final[path]):
+            continue
+        setting = flag.option if values[path] is True else f"{flag.option} {flag.show(values[path])}"
+        refused.append(f"{setting} is not supported: {reason}")
+    return refused

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan.command:main", "what a training command would do: placement, batches, memory"),
     "slurm": ("slurm.submit:main", "submit a training run to a Slurm cluster, or run in an allocation"),
-    "local": ("local:main", "the same run on this machine or on a Ray that is already there"),
+    "local": ("command_line:local", "the same run on this machine or on a Ray that is already there"),
     "sweep": ("slurm.sweep:main", "a Slurm job array over values of flags"),
     "status": ("slurm.watch:status", "states of Slurm jobs"),
     "logs": ("slurm.watch:logs", "the log of a Slurm job"),

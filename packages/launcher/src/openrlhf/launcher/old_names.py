@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from openrlhf.launcher.commands import TRAIN_PPO_RAY, Command
+from openrlhf.launcher.commands import REFUSED, TRAIN_PPO_RAY, Command
 from openrlhf.launcher.old_forms import FORMS, in_new_form
 from openrlhf.launcher.redaction import redact_value
-from openrlhf.launcher.unsupported import REFUSED
 from openrlhf.launcher.words import Word, quoted
 
 LINE = " \\\n   "

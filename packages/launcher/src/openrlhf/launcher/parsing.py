@@ -16,27 +16,14 @@ from typing import Any, Generic, TypeVar
 
 from openrlhf.agents.files import decode_text
 from openrlhf.launcher.commands import (
-    LORA_COMBINER,
-    SERVE_RM,
-    TRAIN_DPO,
     TRAIN_PPO_RAY,
-    TRAIN_RM,
-    TRAIN_SFT,
     Command,
 )
-from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import Flag, build
 from openrlhf.launcher.old_correction import translate_correction
 from openrlhf.launcher.old_names import old_name_problems
 from openrlhf.launcher.redaction import MASK, holds_mask, redact, secrets_of_words
 from openrlhf.launcher.suggestions import missing_dashes, unknown_flag, unknown_key, wrong_value
-from openrlhf.launcher.supervised_config import (
-    LoraCombinerConfig,
-    ServeRMConfig,
-    TrainDPOConfig,
-    TrainRMConfig,
-    TrainSFTConfig,
-)
 from openrlhf.launcher.terms import with_flags
 from openrlhf.launcher.words import NOT_EXPANDED, Word, is_shell, split_words
 
@@ -97,36 +84,6 @@ def parse(command: Command[C], argv: Sequence[str]) -> Parsed[C]:
 def wants_help(argv: Sequence[str]) -> bool:
     """Whether the command line asks for its help."""
     return any(word in HELP for word in argv)
-
-
-def parse_train_ppo(argv: Sequence[str]) -> TrainPPOConfig:
-    """The configuration of `train_ppo_ray`, before `resolve`."""
-    return parse(TRAIN_PPO_RAY, argv).config
-
-
-def parse_train_sft(argv: Sequence[str]) -> TrainSFTConfig:
-    """The configuration of `train_sft`, before `resolve`."""
-    return parse(TRAIN_SFT, argv).config
-
-
-def parse_train_rm(argv: Sequence[str]) -> TrainRMConfig:
-    """The configuration of `train_rm`, before `resolve`."""
-    return parse(TRAIN_RM, argv).config
-
-
-def parse_train_dpo(argv: Sequence[str]) -> TrainDPOConfig:
-    """The configuration of `train_dpo`, before `resolve`."""
-    return parse(TRAIN_DPO, argv).config
-
-
-def parse_serve_rm(argv: Sequence[str]) -> ServeRMConfig:
-    """The configuration of `serve_rm`, before `resolve`."""
-    return parse(SERVE_RM, argv).config
-
-
-def parse_lora_combiner(argv: Sequence[str]) -> LoraCombinerConfig:
-    """The configuration of `lora_combiner`."""
-    return parse(LORA_COMBINER, argv).config
 
 
 def _impossible(command: Command, values: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 import traceback
@@ -18,6 +19,9 @@ from typing import Any
 from openrlhf.launcher.terms import with_flags
 
 MASK = "***"
+
+USER_ERRORS = (ValueError, FileNotFoundError, NotADirectoryError, PermissionError)
+FAILED = 1
 
 _LAST_WORDS = frozenset(
     [
@@ -175,6 +179,19 @@ def secrets_of_words(argv: Iterable[str]) -> list[str]:
         else:
             found += find_secrets(name, arg)
     return found
+
+
+def report_error(error: Exception) -> int:
+    """Print the error, without secrets, to stderr and return the exit code.
+
+    OPENRLHF_TRACEBACK=1 shows every traceback.
+    """
+    plain = isinstance(error, USER_ERRORS) or getattr(error, "user_message", False)
+    if not plain or os.environ.get("OPENRLHF_TRACEBACK"):
+        sys.stderr.write(traceback_text(error))
+    sys.stderr.write(redact(with_flags(f"error: {error}\n")))
+    sys.stderr.flush()
+    return FAILED
 
 
 def traceback_text(error: BaseException) -> str:

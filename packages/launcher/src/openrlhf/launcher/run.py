@@ -23,8 +23,8 @@ def train_ppo(config: TrainPPOConfig) -> int:
     """Run RL training. Returns the process' exit code: 0, or 1 with one clear message for a user's mistake."""
     configure_logging(logging.INFO, quiet=("httpx", "ray", "filelock", "datasets"))
     signals.install()
-    from openrlhf.launcher.errors import report_error
     from openrlhf.launcher.outputs import absolute
+    from openrlhf.launcher.redaction import report_error
 
     config = absolute(config)
     try:
@@ -67,7 +67,7 @@ async def _train(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster) -
     from openrlhf.launcher.ray.start import start_parts
     from openrlhf.launcher.trainer.loop import Trainer
 
-    logger = RunLogger(config, steps=rollout_step_horizon(config, len(prepared.prompts)))
+    logger = RunLogger(config, steps=rollout_step_horizon(config.rollout, config.train, len(prepared.prompts)))
     try:
         parts = await start_parts(config, prepared, cluster, logger)
         trainer = Trainer(config, parts)

@@ -27,3 +27,10 @@ class SubcommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print usage and message, and exit with status 2."""
         super().error(redact(message, secrets_of_words(self._words)))
+
+
+def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before and after the first `--`."""
+    words = list(argv)
+    cut = words.index("--") if "--" in words else len(words)
+    return words[:cut], words[cut + 1 :]

@@ -90,7 +90,7 @@ def batches(c: TrainPPOConfig, prompts: int | None) -> Batches:
         prompts=total,
         rollouts=None if total is None else math.ceil(total / per_rollout) * c.train.num_episodes,
         prompts_in_last_rollout=None if total is None else total - (math.ceil(total / per_rollout) - 1) * per_rollout,
-        lr_horizon=c.train.max_steps if total is None else optimizer_step_horizon(c, total),
+        lr_horizon=c.train.max_steps if total is None else optimizer_step_horizon(c.rollout, c.train, total),
     )
 
 

@@ -19,7 +19,7 @@ from openrlhf.launcher.plan.memory import GIB, Budget
 from openrlhf.launcher.plan.report import as_json, as_text, make_plan
 from openrlhf.launcher.plan.shape import ModelShape, read_shape
 from openrlhf.launcher.rules.violation import value_at
-from openrlhf.launcher.subcommand_parser import SubcommandParser
+from openrlhf.launcher.subcommand_parser import SubcommandParser, split_at_dashes
 
 GPU_GIB = 80
 CPU_KV_GIB = "4"
@@ -50,13 +50,6 @@ def main(argv: Sequence[str]) -> int:
     )
     sys.stdout.write((as_json(plan) if options.json else as_text(plan)) + "\n")
     return 0
-
-
-def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words before and after the first `--`."""
-    words = list(argv)
-    cut = words.index("--") if "--" in words else len(words)
-    return words[:cut], words[cut + 1 :]
 
 
 def model_shapes(config: TrainPPOConfig) -> dict[str, ModelShape]:

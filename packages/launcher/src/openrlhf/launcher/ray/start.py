@@ -194,7 +194,7 @@ def start_learners(
     config: TrainPPOConfig, prepared: Prepared, reservation: Reservation, environment: Mapping[str, str]
 ) -> Groups:
     """All learner ranks of all roles; their set-up runs on."""
-    horizon = optimizer_step_horizon(config, len(prepared.prompts))
+    horizon = optimizer_step_horizon(config.rollout, config.train, len(prepared.prompts))
     groups: Groups = {}
     vision = prepared.vision
     processor = None if vision is None else vision.path

@@ -8,9 +8,8 @@ import socket
 import sys
 from typing import Any
 
-from openrlhf.launcher.errors import report_error
 from openrlhf.launcher.preflight import check_model
-from openrlhf.launcher.redaction import configure_logging
+from openrlhf.launcher.redaction import configure_logging, report_error
 from openrlhf.launcher.supervised_config import ServeRMConfig
 
 GRACE_SECONDS = 30

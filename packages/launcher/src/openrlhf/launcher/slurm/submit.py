@@ -23,7 +23,7 @@ from openrlhf.launcher.slurm.options import add_slurm_options, read_options
 from openrlhf.launcher.slurm.runner import NodeSpec
 from openrlhf.launcher.slurm.sbatch_arguments import OptionError
 from openrlhf.launcher.slurm.states import JobState, wait_for
-from openrlhf.launcher.subcommand_parser import SubcommandParser
+from openrlhf.launcher.subcommand_parser import SubcommandParser, split_at_dashes
 
 if TYPE_CHECKING:
     from openrlhf.launcher.slurm.script import Executor
@@ -53,13 +53,6 @@ def main(argv: Sequence[str]) -> int:
     except OptionError as error:
         sys.stderr.write(redact(f"openrlhf-launch slurm: {error}\n", secrets_of_words(own)))
     return USAGE_EXIT
-
-
-def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words before and after the first `--`."""
-    words = list(argv)
-    cut = words.index("--") if "--" in words else len(words)
-    return words[:cut], words[cut + 1 :]
 
 
 def require_submitit() -> None:

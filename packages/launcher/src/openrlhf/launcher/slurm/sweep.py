@@ -24,9 +24,8 @@ from openrlhf.launcher.slurm.submit import (
     make_spec,
     report,
     require_submitit,
-    split_at_dashes,
 )
-from openrlhf.launcher.subcommand_parser import SubcommandParser
+from openrlhf.launcher.subcommand_parser import SubcommandParser, split_at_dashes
 from openrlhf.learner.folders.files import replace_file
 
 TABLE = "sweep.json"

@@ -7,9 +7,8 @@ import os
 import sys
 
 from openrlhf.launcher import signals
-from openrlhf.launcher.errors import report_error
 from openrlhf.launcher.outputs import absolute
-from openrlhf.launcher.redaction import configure_logging
+from openrlhf.launcher.redaction import configure_logging, report_error
 from openrlhf.launcher.supervised.process import complete_environment, is_first
 from openrlhf.launcher.supervised_config import SupervisedRun, TrainDPOConfig, TrainRMConfig, TrainSFTConfig
 
