@@ -14,8 +14,10 @@ from openrlhf.core.advantages import compute_advantages, whiten
 from openrlhf.core.config import PolicyLossConfig
 from openrlhf.core.losses.output import LossOutput
 from openrlhf.core.losses.policy import entropy_loss, kl_loss, policy_loss
-from openrlhf.core.losses.preference import chosen_nll_loss
-from openrlhf.core.losses.sft import sft_loss
+from openrlhf.core.losses.supervised import (
+    chosen_nll_loss,
+    sft_loss,
+)
 from openrlhf.core.losses.value import value_loss
 from support.core_helpers import INF, NAN, check, gradient, mask, mean, rows
 

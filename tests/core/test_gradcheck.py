@@ -14,9 +14,14 @@ from openrlhf.core.config import AdvantageConfig, KLEstimator, PolicyLossConfig
 from openrlhf.core.kl import kl_estimate
 from openrlhf.core.logprobs import entropy_from_logits, logprobs_from_logits, token_logprobs
 from openrlhf.core.losses.policy import entropy_loss, kl_loss, policy_loss
-from openrlhf.core.losses.preference import PairLogprobs, chosen_nll_loss, dpo_loss, sequence_logprobs
-from openrlhf.core.losses.reward_model import reward_model_loss
-from openrlhf.core.losses.sft import sft_loss
+from openrlhf.core.losses.supervised import (
+    PairLogprobs,
+    chosen_nll_loss,
+    dpo_loss,
+    reward_model_loss,
+    sequence_logprobs,
+    sft_loss,
+)
 from openrlhf.core.losses.value import value_loss
 from openrlhf.core.tables import LossAggMode
 

@@ -110,8 +110,7 @@ class PolicyObjective:
         return self.config.entropy_coef is not None
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        mode = effective_agg_mode(self.config)
-        counts = {"policy_loss": loss_count(batch.action_mask, mode, self.agg_constant)}
+        counts = {"policy_loss": loss_count(batch.action_mask, effective_agg_mode(self.config))}
         if self.kl_coef is not None:
             counts["kl_loss"] = _tokens(batch)
         if self.with_entropy:

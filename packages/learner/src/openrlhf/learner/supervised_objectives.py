@@ -12,9 +12,15 @@ from torch import Tensor
 
 from openrlhf.core.batch import Batch
 from openrlhf.core.losses.output import LossOutput
-from openrlhf.core.losses.preference import PairLogprobs, chosen_nll_loss, dpo_loss, sequence_logprobs
-from openrlhf.core.losses.reward_model import RewardModelLossType, reward_model_loss
-from openrlhf.core.losses.sft import sft_loss
+from openrlhf.core.losses.supervised import (
+    PairLogprobs,
+    RewardModelLossType,
+    chosen_nll_loss,
+    dpo_loss,
+    reward_model_loss,
+    sequence_logprobs,
+    sft_loss,
+)
 from openrlhf.learner.objective import ModelOutputs, balance_count, balance_term
 
 CHOSEN, REJECTED = slice(0, None, 2), slice(1, None, 2)

@@ -29,12 +29,8 @@ def effective_agg_mode(config: PolicyLossConfig) -> LossAggMode:
     return config.loss.agg_mode or config.loss_agg_mode
 
 
-def loss_count(action_mask: Tensor, agg_mode: LossAggMode, agg_constant: float = 1.0) -> float:
-    """How many units action_mask [B, T] holds: tokens (token-mean), else sequences with a trainable token.
-
-    agg_constant does not change the count; it is accepted so that both functions are called alike.
-    """
-    del agg_constant
+def loss_count(action_mask: Tensor, agg_mode: LossAggMode) -> float:
+    """How many units action_mask [B, T] holds: tokens (token-mean), else sequences with a trainable token."""
     check_rows(action_mask)
     units = action_mask if agg_mode == "token-mean" else action_mask.any(-1)
     return float(units.sum())

@@ -70,7 +70,7 @@ def policy_loss(
         _, clipped = surrogate(terms(raw_log_ratio), config)
 
     total = aggregate(token_loss, action_mask, mode, agg_constant)
-    count = loss_count(action_mask, mode, agg_constant)
+    count = loss_count(action_mask, mode)
     tokens = float(action_mask.sum())
     metrics: Metrics = {
         "policy_loss": (total.detach(), count),

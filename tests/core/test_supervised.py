@@ -8,9 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from openrlhf.core.losses.preference import PairLogprobs, chosen_nll_loss, dpo_loss, sequence_logprobs
-from openrlhf.core.losses.reward_model import reward_model_loss
-from openrlhf.core.losses.sft import sft_loss
+from openrlhf.core.losses.supervised import (
+    PairLogprobs,
+    chosen_nll_loss,
+    dpo_loss,
+    reward_model_loss,
+    sequence_logprobs,
+    sft_loss,
+)
 from support.core_helpers import INF, NAN, check, gradient, mask, mean, metric_means, rows
 
 

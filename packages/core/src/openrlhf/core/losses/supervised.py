@@ -1,15 +1,28 @@
-"""Losses on preference pairs of whole answers: DPO, its smoothed form, IPO, and the likelihood of the chosen one."""
+"""Losses without sampling: the likelihood of target tokens, and on pairs of answers DPO and reward-model losses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, softplus
 
 from openrlhf.core.losses.output import LossOutput
 from openrlhf.core.masks import at_least_fp32, check_rows, check_vectors, masked_sum, row_mean
+
+RewardModelLossType = Literal["sigmoid", "logexp"]
+
+
+def sft_loss(*, logprobs: Tensor, loss_mask: Tensor) -> LossOutput:
+    """Sum of -logprobs over loss_mask (assistant tokens), counted in tokens. Both [B, T], loss_mask bool.
+
+    Metric: gpt_loss, the mean negative log-likelihood per token.
+    """
+    check_rows(loss_mask, logprobs=logprobs)
+    total, count = -masked_sum(logprobs, loss_mask), float(loss_mask.sum())
+    return LossOutput(total=total, count=count, metrics={"gpt_loss": (total.detach(), count)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +74,7 @@ def dpo_loss(
         loss = (z - 1 / (2 * beta)).square()
     else:
         loss = -(1 - label_smoothing) * logsigmoid(beta * z) - label_smoothing * logsigmoid(-beta * z)
-    return pair_output(loss, beta * chosen.detach(), beta * rejected.detach(), valid)
+    return _pair_output(loss, beta * chosen.detach(), beta * rejected.detach(), valid)
 
 
 def chosen_nll_loss(*, logprobs: Tensor, loss_mask: Tensor) -> LossOutput:
@@ -75,7 +88,37 @@ def chosen_nll_loss(*, logprobs: Tensor, loss_mask: Tensor) -> LossOutput:
     return LossOutput(total=total, count=count, metrics={"nll_loss": (total.detach(), count)})
 
 
-def pair_output(loss: Tensor, chosen_reward: Tensor, reject_reward: Tensor, valid: Tensor | None) -> LossOutput:
+def reward_model_loss(
+    *,
+    chosen: Tensor,
+    rejected: Tensor,
+    margin: Tensor | None = None,
+    loss_type: RewardModelLossType = "sigmoid",
+    valid: Tensor | None = None,
+) -> LossOutput:
+    """Sum over pairs of the loss on the scores chosen, rejected [B]; valid [B] bool leaves out padding pairs.
+
+    sigmoid: -log sigmoid(chosen - rejected - margin), Bradley-Terry with the margin [B] of Llama 2 (Touvron et al.,
+    2023, eq. 2), 0 if None. logexp: log(1 + exp(rejected - chosen)), computed without overflow and without margin.
+    In the dtype of the scores: cast them to float32 first for --model.compute_fp32_loss_enable.
+
+    Metrics per pair: loss, acc, chosen_reward, reject_reward (the scores).
+
+    Raises:
+        ValueError: shapes that differ, an unknown loss_type, a margin with logexp.
+    """
+    check_vectors(chosen=chosen, rejected=rejected, margin=margin, valid=valid)
+    if loss_type not in ("sigmoid", "logexp"):
+        raise ValueError(f"`loss_type` {loss_type!r} is unknown: choose sigmoid or logexp")
+    if margin is not None and loss_type == "logexp":
+        raise ValueError("`margin` needs `loss_type` 'sigmoid', got 'logexp'")
+    difference = chosen - rejected
+    if margin is not None:
+        difference = difference - margin.to(difference.dtype)
+    return _pair_output(softplus(-difference), chosen.detach(), rejected.detach(), valid)
+
+
+def _pair_output(loss: Tensor, chosen_reward: Tensor, reject_reward: Tensor, valid: Tensor | None) -> LossOutput:
     """Sum a loss [B] over the valid pairs, with the metrics that all pair losses share. Rewards [B], detached."""
     check_vectors(loss=loss, chosen_reward=chosen_reward, reject_reward=reject_reward, valid=valid)
     mask = torch.ones_like(loss, dtype=torch.bool) if valid is None else valid.bool()
