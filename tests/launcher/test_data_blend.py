@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openrlhf.launcher.data.blend import blend, parse_probs
-
-FLAG = "--data.prompt_probs"
+from openrlhf.launcher.data.blend import blend
+from openrlhf.launcher.data.locate import mixing_probabilities
 
 
 def places(
@@ -47,16 +46,15 @@ def test_interleaving_follows_the_probabilities() -> None:
 
 
 def test_probabilities() -> None:
-    assert parse_probs(None, 2, flag=FLAG) is None
-    assert parse_probs("0.25, 0.75", 2, flag=FLAG) == [0.25, 0.75]
+    assert mixing_probabilities("0.25, 0.75", 2) == [0.25, 0.75]
     for text, message in (
-        ("0.5", "has 1 numbers for 2 datasets"),
-        ("a,b", "expected numbers separated by commas"),
-        ("0,1", "must be positive"),
+        ("0.5", "2 datasets and 1 probabilities"),
+        ("a,b", "numbers above 0"),
+        ("0,1", "numbers above 0"),
         ("0.5,0.6", "add up to 1"),
     ):
-        with pytest.raises(ValueError, match=rf"--data\.prompt_probs '{text}'.*{message}"):
-            parse_probs(text, 2, flag=FLAG)
+        with pytest.raises(ValueError, match=message):
+            mixing_probabilities(text, 2)
 
 
 def test_odd_mixtures_are_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from openrlhf.agents.sampling import sample_seed
 from openrlhf.launcher.config import DataConfig
-from openrlhf.launcher.data.prompts import PromptDataset, load_prompts, prompt_budget, truncate_left
+from openrlhf.launcher.data.prompts import PromptDataset, load_prompts, truncate_left
 from support.launcher_tokenizer import ALTERNATING, CHATML, LLAMA_LIKE, byte_tokenizer
 
 ARGUMENTS = ("max_new_tokens", "dataset", "split", "special_tokens", "image_token")
@@ -149,7 +149,7 @@ def test_messages_with_system_and_several_turns(tmp_path: Path) -> None:
 def test_input_template(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", {"prompt": "say {x}"})
     assert load(path, input_template="User: {}\nA:").items()[0].prompt == "User: say {x}\nA:"
-    with pytest.raises(ValueError, match=r"--data\.input_template must contain \{\} exactly once"):
+    with pytest.raises(ValueError, match=r"--data\.input_template 'User:': it has no place for the prompt"):
         load(path, input_template="User:")
     with pytest.raises(ValueError, match=r"--data\.input_template has no effect"):
         load(path, byte_tokenizer(chat_template=CHATML), input_template="{}", apply_chat_template=True)
@@ -210,11 +210,12 @@ def test_truncation_keeps_the_bos_and_whole_characters() -> None:
     assert truncate_left("ab", tokenizer, 2) == "ab"
 
 
-def test_budget() -> None:
-    assert prompt_budget(20, 4) == 16
-    assert prompt_budget(20, None) == 19
-    with pytest.raises(ValueError, match=r"--rollout\.max_new_tokens 20 leaves no room .*--data\.max_len 20"):
-        prompt_budget(20, 20)
+def test_budget(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", {"prompt": "abcdef"})
+    for longest, kept in ((4, "cdef"), (None, "abcdef")):
+        assert load(path, max_len=8 if longest else 7, max_new_tokens=longest).items()[0].prompt == kept
+    with pytest.raises(ValueError, match=r"`max_new_tokens` 20 must be smaller than `max_length` 20"):
+        load(path, max_len=20, max_new_tokens=20)
 
 
 def test_b035_duplicates_are_prompts_of_their_own(tmp_path: Path) -> None:

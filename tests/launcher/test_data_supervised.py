@@ -249,7 +249,7 @@ def test_sources_are_mixed_and_capped(tmp_path: Path) -> None:
     ]
     mixed = [t[0][:2] for t in shown(load(config, f"{a},{b}", probs="0.5,0.5"))]
     assert {t for t in mixed if t[0] == "a"} == {f"a{i}" for i in range(9)}
-    with pytest.raises(ValueError, match=r"--data\.dataset_probs '1' has 1 numbers for 2 datasets"):
+    with pytest.raises(ValueError, match="2 datasets and 1 probabilities"):
         load(config, f"{a},{b}", probs="1")
 
 

@@ -177,9 +177,14 @@ def sample_engine(engine: Engine | SampleEngine) -> SampleEngine:
     return engine if isinstance(engine, SampleEngine) else SampleEngine(engine)
 
 
+def room_for_prompt(max_length: int, max_new_tokens: int | None) -> int:
+    """Tokens that `max_length` leaves beside an answer; less than one is no room for any prompt."""
+    return max_length - (1 if max_new_tokens is None else max_new_tokens)
+
+
 def prompt_budget(max_length: int, max_new_tokens: int | None) -> int:
     """Tokens a prompt may have so that a whole answer still fits; at least one token is left for the answer."""
-    allowed = max_length - (1 if max_new_tokens is None else max_new_tokens)
+    allowed = room_for_prompt(max_length, max_new_tokens)
     if allowed < 1:
         raise ValueError(
             f"`max_new_tokens` {max_new_tokens!r} must be smaller than `max_length` {max_length!r}: "

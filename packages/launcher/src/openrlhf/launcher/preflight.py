@@ -63,11 +63,6 @@ def prepare(config: TrainPPOConfig) -> Prepared:
     reward_file, reward_urls = reward_source(config)
     agent_path = config.train.agent_func_path
     agent_file = None if agent_path is None else check_agent_file(agent_path)
-    if agent_file is None and not reward_urls and reward_file is None and not config.has_reward_model:
-        raise ValueError(
-            "nothing gives rewards: set --reward.remote_url (a URL or a .py file), --reward.model_name_or_path or "
-            "--train.agent_func_path"
-        )
     if config.ds.packing_samples:  # from here on torch is needed, which takes seconds to load
         check_packed_models([model, *others.values()])
     vision = check_vision(config, model)

@@ -21,21 +21,6 @@ class Blend:
         return len(self.row)
 
 
-def parse_probs(text: str | None, sources: int, *, flag: str) -> list[float] | None:
-    """`0.7,0.3` as numbers. ValueError when they are not one positive number per source with the sum 1."""
-    if text is None:
-        return None
-    try:
-        probs = [float(p) for p in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{flag} {text!r}: expected numbers separated by commas, such as 0.7,0.3") from None
-    if len(probs) != sources:
-        raise ValueError(f"{flag} {text!r} has {len(probs)} numbers for {sources} datasets; give one per dataset")
-    if any(not p > 0 for p in probs) or abs(sum(probs) - 1) > 1e-6:
-        raise ValueError(f"{flag} {text!r}: the numbers must be positive and add up to 1, they add up to {sum(probs)}")
-    return probs
-
-
 def blend(sizes: Sequence[int], *, probs: Sequence[float] | None, max_samples: int, seed: int) -> Blend:
     """Mix sources of these sizes. `max_samples` caps each source first and then the whole."""
     sizes = [min(n, max_samples) for n in sizes]

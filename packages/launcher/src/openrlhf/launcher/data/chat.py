@@ -24,6 +24,13 @@ IMAGE_TAG = "<image>"
 SPECIAL_TOKEN_POLICIES = ("warn", ESCAPE)
 
 
+def template_problem(text: str) -> str:
+    """What keeps a text from being the template of a prompt; empty where nothing does."""
+    if text.count("{}") == 1:
+        return ""
+    return "it has several places for the prompt" if "{}" in text else "it has no place for the prompt"
+
+
 @dataclass
 class ChatRenderer:
     """Renders prompt fields with one tokenizer.
@@ -57,8 +64,8 @@ class ChatRenderer:
                 f"--data.apply_chat_template: the tokenizer of {self.tokenizer.name_or_path!r} has no chat template; "
                 "drop the flag or use a model with one"
             )
-        if self.input_template is not None and self.input_template.count("{}") != 1:
-            raise ValueError(f"--data.input_template must contain {{}} exactly once, got {self.input_template!r}")
+        if self.input_template is not None and (problem := template_problem(self.input_template)):
+            raise ValueError(f"--data.input_template {self.input_template!r}: {problem}")
         self._special = _special_pattern(self.tokenizer)
         bos = self.tokenizer.bos_token
         adds_bos = bos is not None and self.tokenizer("a")["input_ids"][0] == self.tokenizer.bos_token_id

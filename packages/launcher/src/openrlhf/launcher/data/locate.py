@@ -25,6 +25,9 @@ _SPLIT_WORDS = {
 }
 
 
+ROUNDING = 1e-6
+
+
 def split_entries(text: str) -> list[str]:
     """The entries of a comma list; pieces that only together name an existing path are one entry."""
     pieces = text.split(",")
@@ -172,6 +175,20 @@ def _exists(text: str) -> bool:
 def _glob_safe(path: Path) -> str:
     """The path as a pattern that matches only itself."""
     return re.sub(r"([\[\]*?])", r"[\1]", str(path.resolve()))
+
+
+def mixing_probabilities(text: str, sources: int) -> list[float]:
+    """`0.7,0.3` as numbers. ValueError when they are not one positive number per source with the sum 1."""
+    words = text.split(",")
+    if len(words) != sources:
+        raise ValueError(f"{sources} datasets and {len(words)} probabilities")
+    try:
+        probs = [float(word) for word in words]
+    except ValueError:
+        probs = []
+    if not probs or any(not p > 0 for p in probs) or abs(sum(probs) - 1) > ROUNDING:
+        raise ValueError("probabilities are numbers above 0 that add up to 1")
+    return probs
 
 
 def list_entries(text: str | None, *, flag: str) -> Sequence[str]:

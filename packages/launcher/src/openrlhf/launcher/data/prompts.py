@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from openrlhf.agents.chat.template import PromptError
+from openrlhf.agents.context import prompt_budget
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import DataConfig
-from openrlhf.launcher.data.blend import Blend, blend, parse_probs
+from openrlhf.launcher.data.blend import Blend, blend
 from openrlhf.launcher.data.chat import ESCAPE, ChatRenderer
 from openrlhf.launcher.data.dropped import DroppedText, Lost
 from openrlhf.launcher.data.images import as_list, check_source, inline_images, read_image
-from openrlhf.launcher.data.locate import list_entries, open_dataset
+from openrlhf.launcher.data.locate import list_entries, mixing_probabilities, open_dataset
 from openrlhf.launcher.data.messages import parsed, row_tools
 from openrlhf.launcher.data.rows import Row, Rows, has_key, lookup, no_field, require_fields, spell
 from openrlhf.launcher.data.token_counts import TokenCounter
@@ -104,7 +105,8 @@ def load_prompts(
     """
     flag = "--data.prompt_dataset" if dataset is None else "--eval.dataset"
     entries = list_entries(dataset or data.prompt_dataset, flag=flag)
-    probs = parse_probs(data.prompt_probs, len(entries), flag="--data.prompt_probs") if dataset is None else None
+    mixed = dataset is None and data.prompt_probs is not None
+    probs = mixing_probabilities(data.prompt_probs or "", len(entries)) if mixed else None
     renderer = ChatRenderer(
         tokenizer,
         apply_chat_template=data.apply_chat_template,
@@ -126,17 +128,6 @@ def load_prompts(
     if not len(plan):
         raise ValueError(f"{flag}: no prompt is left of {counts.rows} rows; raise --data.max_len")
     return PromptDataset(sources, plan, reader, counts)
-
-
-def prompt_budget(max_len: int, max_new_tokens: int | None) -> int:
-    """Most tokens of a prompt: what `data.max_len` leaves beside the answer (at least one token of it)."""
-    budget = max_len - (max_new_tokens or 1)
-    if budget < 1:
-        raise ValueError(
-            f"--rollout.max_new_tokens {max_new_tokens!r} leaves no room for a prompt within --data.max_len {max_len}; "
-            "lower the one or raise the other"
-        )
-    return budget
 
 
 class PromptReader:

@@ -13,10 +13,10 @@ import torch
 
 from openrlhf.agents.chat.template import PromptError
 from openrlhf.core.batch import Batch, pad_rows
-from openrlhf.launcher.data.blend import Blend, blend, parse_probs
+from openrlhf.launcher.data.blend import Blend, blend
 from openrlhf.launcher.data.chat import ChatRenderer
 from openrlhf.launcher.data.dropped import WARN, DroppedText
-from openrlhf.launcher.data.locate import list_entries, open_dataset
+from openrlhf.launcher.data.locate import list_entries, mixing_probabilities, open_dataset
 from openrlhf.launcher.data.readers import DroppedRow, Unit
 from openrlhf.launcher.data.rows import Row, Rows, require_fields
 
@@ -87,7 +87,7 @@ def load_supervised(
     `--data.dropped_text error`. Rows that train nothing are dropped and counted.
     """
     entries = list_entries(text, flag=flag)
-    weights = parse_probs(probs, len(entries), flag="--data.dataset_probs")
+    weights = None if probs is None else mixing_probabilities(probs, len(entries))
     sources = [open_dataset(entry, split=split, flag=flag) for entry in entries]
     dropped: Counter[str] = Counter()
     lossy = DroppedText(flag, dropped_text, remedy=REMEDY)

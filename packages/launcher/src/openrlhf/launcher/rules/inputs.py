@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from openrlhf.agents.context import room_for_prompt
 from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.data.chat import template_problem
+from openrlhf.launcher.data.locate import mixing_probabilities, split_entries
 from openrlhf.launcher.flags import values_of
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.rules.algorithm import with_critic
@@ -19,9 +22,6 @@ REQUIRED = {
     "data.prompt_dataset": "there are no prompts",
     "vllm.num_engines": "RL training samples with at least one vLLM engine",
 }
-
-
-ROUNDING = 1e-6
 
 
 def required(c: P, m: Machine) -> Found:
@@ -69,8 +69,7 @@ def template(c: object, m: Machine) -> Found:
     text = value_at(c, "data.input_template")
     if text is None:
         return
-    if text.strip() and text.count("{}") != 1:
-        problem = "it has several places for the prompt" if "{}" in text else "it has no place for the prompt"
+    if text.strip() and (problem := template_problem(text)):
         yield broken(c, "data.input_template", problem, "put {} where the prompt goes, once")
 
 
@@ -83,13 +82,13 @@ def one_template(c: P, m: Machine) -> Found:
 
 def room_for_prompts(c: P, m: Machine) -> Found:
     """A sample holds prompt and response (O02)."""
-    longest = c.rollout.max_new_tokens
-    if longest is not None and longest >= c.data.max_len:
+    answer = c.rollout.max_new_tokens or 1
+    if room_for_prompt(c.data.max_len, answer) < 1:
         yield broken(
             c,
             "rollout.max_new_tokens data.max_len",
             "no room is left for the prompt",
-            f"--data.max_len {longest + 1} or more (the longest prompt comes on top), or fewer new tokens",
+            f"--data.max_len {answer + 1} or more (the longest prompt comes on top), or fewer new tokens",
         )
 
 
@@ -97,23 +96,23 @@ def probabilities(c: object, m: Machine) -> Found:
     """One mixing probability per dataset."""
     for data, probs in (("prompt_dataset", "prompt_probs"), ("dataset", "dataset_probs")):
         section = value_at(c, "data")
-        if not hasattr(section, probs) or getattr(section, probs) is None:
+        if not getattr(section, probs, None) or not getattr(section, data):
             continue
-        names, shares = (getattr(section, data) or "").split(","), getattr(section, probs).split(",")
-        both = f"data.{data} data.{probs}"
-        if len(names) != len(shares):
-            problem = f"{len(names)} datasets and {len(shares)} probabilities"
-            yield broken(c, both, problem, "one probability per dataset, separated by commas")
-        elif not _are_shares(shares):
-            yield broken(c, both, "probabilities are numbers above 0 that add up to 1", "such as 0.3,0.7")
+        try:
+            mixing_probabilities(getattr(section, probs), len(split_entries(getattr(section, data))))
+        except ValueError as error:
+            fix = "one probability per dataset, separated by commas, such as 0.3,0.7"
+            yield broken(c, f"data.{data} data.{probs}", str(error), fix)
 
 
 def entries(c: object, m: Machine) -> Found:
     """Lists of sources have no empty places."""
     values = values_of(c)
     for name in ("data.prompt_dataset", "data.dataset", "eval.dataset", "reward.remote_url"):
-        text = values.get(name)
-        if text is not None and text.strip() and not all(part.strip() for part in text.split(",")):
+        text = (values.get(name) or "").strip()
+        try:
+            split_entries(text or "-")
+        except ValueError:
             yield broken(c, name, "a place between the commas is empty", "one entry between every two commas")
 
 
@@ -156,14 +155,6 @@ def images(c: P, m: Machine) -> Found:
     if c.ds.use_liger_kernel:
         problem = "Liger's kernels know no images"
         yield broken(c, f"{name} ds.use_liger_kernel", problem, "leave --ds.use_liger_kernel out")
-
-
-def _are_shares(texts: list[str]) -> bool:
-    try:
-        shares = [float(text) for text in texts]
-    except ValueError:
-        return False
-    return all(share > 0 for share in shares) and abs(sum(shares) - 1) <= ROUNDING
 
 
 RULES: tuple[Rule, ...] = (
