@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
+from openrlhf.agents.engine import Generation
 from openrlhf.launcher.ray import engine_fleet, weight_push
 from openrlhf.launcher.ray.calls import WorkerDiedError
 from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.ray.engine_watch import EngineWatch
 from openrlhf.launcher.ray.remote import Remote
-from openrlhf.launcher.ray.weight_push import Pause, WeightPush
+from openrlhf.launcher.ray.weight_push import CheckPlan, Pause, WeightPush
 from openrlhf.rollout.engine_spec import EngineSpec
+from openrlhf.rollout.sync_check import Tolerance
 
 
 class Method:
@@ -35,6 +37,18 @@ class Method:
         return answer()
 
 
+class Stream(Method):
+    """`actor.generate_many`: every request is answered by the token 1, all in one chunk."""
+
+    async def remote(self, requests: Any) -> Any:
+        async def chunk() -> Any:
+            self._call()
+            answer = Generation(token_ids=[1], logprobs=[0.0], versions=[0], finish_reason="length")
+            return [(number, answer) for number in range(len(requests))]
+
+        yield chunk()
+
+
 class FakeEngine:
     """dies: the method during which it is gone, once."""
 
@@ -49,6 +63,8 @@ class FakeEngine:
             self._note(" ".join(str(part) for part in (method, *(args if method == "wake" else ()), *kwargs.values())))
             return [[0.0] * len(row) for row in args[0]] if method == "score" else None
 
+        if method == "generate_many":
+            return Stream(call)
         return Method(call)
 
     def _note(self, what: str) -> None:
@@ -92,6 +108,9 @@ class BreaksOnce(FakePolicy):
         return answer
 
 
+CHECK = CheckPlan(prompts=[[5, 6], [7]], answer_tokens=2, tolerance=Tolerance(value=1e-3, source="a test"))
+
+
 class World:
     """Two engines; engine 0 of the first generation dies in `dies`."""
 
@@ -122,7 +141,7 @@ class World:
         specs = [EngineSpec(model="M", name=f"engine {i}", sync_backend=backend, enable_sleep=sleeps) for i in range(2)]
         self.fleet = EngineFleet(specs, spawn)
         self.policy: Any = FakePolicy(self.log)
-        self.push = WeightPush(self.fleet, bucket_mb=1, tolerance=1e-3, vocab_size=64, pause=pause)
+        self.push = WeightPush(self.fleet, bucket_mb=1, check=CHECK, pause=pause)
         self.announced: list[list[str]] = []
         self.fleet.on_change = self.engines_changed
         self.down: dict[str, str] = {}
@@ -157,6 +176,7 @@ def test_a_push_is_sent_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         "push 3",
         "e0 receive_weights",
         "e1 receive_weights",
+        "e0 generate_many",
         "e0 score",
         "e1 score",
     ]
@@ -169,7 +189,7 @@ def test_ranks_drive_the_engines_over_nccl_and_ipc(monkeypatch: pytest.MonkeyPat
         await world.push.push(world.policy, 3)
         return [entry for entry in world.log if not entry.startswith("e1")]
 
-    assert asyncio.run(main()) == ["open_weight_group", "push 3", "e0 score"]
+    assert asyncio.run(main()) == ["open_weight_group", "push 3", "e0 generate_many", "e0 score"]
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl", "ipc"])

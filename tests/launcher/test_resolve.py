@@ -37,8 +37,27 @@ def test_defaults_on_gpus() -> None:
     assert notes == []
     assert config.actor.num_gpus_per_node == 8
     assert (config.ds.param_dtype, config.ds.attn_implementation) == ("bf16", "flash_attention_2")
-    assert (config.vllm.sync_backend, config.vllm.dtype, config.vllm.sync_tolerance) == ("nccl", "bfloat16", 0.05)
+    assert (config.vllm.sync_backend, config.vllm.dtype, config.vllm.sync_tolerance) == ("nccl", "bfloat16", None)
     assert resolved(Machine(gpus=4))[0].actor.num_gpus_per_node == 4
+
+
+@pytest.mark.parametrize(
+    ("trainer", "engine", "given", "expected"),
+    [
+        ("fp32", "float32", None, 1e-3),
+        ("fp32", "bfloat16", None, None),
+        ("bf16", "float32", None, None),
+        ("bf16", "auto", None, None),
+        ("bf16", "auto", "0.02", 0.02),
+        ("fp32", "auto", "0.02", 0.02),
+    ],
+)
+def test_the_sync_tolerance_is_a_number_in_fp32_and_where_the_user_gives_one(
+    trainer: str, engine: str, given: str | None, expected: float | None
+) -> None:
+    argv = ["--ds.param_dtype", trainer, "--vllm.dtype", engine]
+    config, _ = resolved(CPU, *argv, *(() if given is None else ("--vllm.sync_tolerance", given)))
+    assert config.vllm.sync_tolerance == expected
 
 
 @pytest.mark.parametrize(

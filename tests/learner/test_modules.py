@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from openrlhf.core.batch import Batch
 from openrlhf.learner.config import DsConfig, ModelConfig, OptimConfig
 from openrlhf.learner.heads import LogitsHead, TokenHead
 from openrlhf.learner.models import load_module
-from openrlhf.learner.modules import LearnerModule
+from openrlhf.learner.modules import LearnerModule, rounded
 from openrlhf.learner.packing import build_inputs, build_last_token_inputs
 from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.learner.tensor_parallel import TensorParallel
@@ -255,3 +255,22 @@ def test_model_that_mixes_packed_samples_is_refused(models: Path, monkeypatch: p
     monkeypatch.setattr(backbone, "forward", leaky)
     with pytest.raises(ValueError, match=r"'qwen3' models mix the samples.*`ds\.packing_samples`"):
         module.check_packing(CPU)
+
+
+def test_layers_are_rounded_to_the_nearest_and_only_inside() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Sequential(nn.Identity()))
+    values = torch.tensor([1.0, 1 + 1 / 128, 1 + 2 / 128, 1 + 3 / 128, -5 - 3 / 32, 0.0])
+    for dtype in (torch.float32, torch.bfloat16):
+        given = values.to(dtype)
+        with rounded(model, 7):  # steps of 1/64 from 1 to 2; a half goes to the even neighbour
+            assert model(given).tolist() == [1.0, 1.0, 1 + 1 / 64, 1 + 2 / 64, -5 - 1 / 8, 0.0]
+        assert torch.equal(model(given), given)
+    with rounded(model, 23):
+        assert float(model(torch.tensor(1 + 2.0**-23))) == 1.0
+
+
+def test_outputs_that_are_no_numbers_pass_through_rounding() -> None:
+    model = nn.Sequential(nn.Identity())
+    with rounded(model, 7):
+        assert model((1, 2)) == (1, 2)
+        assert model(torch.tensor([2**20 + 1])).tolist() == [2**20 + 1]

@@ -16,7 +16,7 @@ from openrlhf.launcher.flags import build
 from openrlhf.launcher.machine import FLASH_INSTALL, Machine
 from openrlhf.launcher.placement import SECTIONS, engines_share
 from openrlhf.launcher.supervised_config import ServeRMConfig, SupervisedConfig, TrainDPOConfig, TrainRMConfig
-from openrlhf.rollout.sync_check import default_tolerance
+from openrlhf.rollout.sync_check import FP32_TOLERANCE, noise_bits
 
 C = TypeVar("C")
 P = TrainPPOConfig
@@ -148,9 +148,8 @@ def _sync(c: P, m: Machine) -> Iterator[Change]:
 def _engine_dtype(c: P, m: Machine) -> Iterator[Change]:
     dtype = ENGINE_DTYPES[c.ds.param_dtype] if c.vllm.dtype == "auto" else c.vllm.dtype
     yield Change("vllm.dtype", dtype)
-    if c.vllm.sync_tolerance is None:
-        loosest = max(default_tolerance(dtype), default_tolerance(c.ds.param_dtype))
-        yield Change("vllm.sync_tolerance", loosest)
+    if c.vllm.sync_tolerance is None and noise_bits(dtype, ENGINE_DTYPES[c.ds.param_dtype]) is None:
+        yield Change("vllm.sync_tolerance", FP32_TOLERANCE)  # else the trainer measures it
 
 
 def _packing(c: P, m: Machine) -> Iterator[Change]:

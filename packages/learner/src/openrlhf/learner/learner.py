@@ -89,14 +89,20 @@ class Learner:
 
     @torch.no_grad()
     def score(
-        self, batch: Batch, *, with_entropy: bool = False, distribution: TokenDistribution | None = None
+        self,
+        batch: Batch,
+        *,
+        with_entropy: bool = False,
+        distribution: TokenDistribution | None = None,
+        at_once: bool = False,
     ) -> Scores:
         """Log-probs, values or rewards of `batch`. Collective under ZeRO-3 and over tensor-parallel groups.
 
-        distribution: what log-probs are of; None: what is trained, as the spec says.
+        distribution: what log-probs are of; None: what is trained, as the spec says. at_once: in one forward pass; for
+        batches that are known to be small.
         """
         self.tensor_parallel.check_same(batch)
-        plan = self._score_plan(batch)
+        plan = [list(range(batch.size))] if at_once else self._score_plan(batch)
         count = len(plan)
         if self._engine.communicates_in_forward:
             count = int(self.collective.max(float(count)))

@@ -32,7 +32,8 @@ class VllmConfig:
     (environment variable VLLM_CPU_KVCACHE_SPACE, in GiB)."""
     sync_tolerance: float | None = None
     """Largest mean absolute log-prob difference between trainer and engine after a weight push; above it the run
-    stops. None: 1e-3 in fp32, 0.05 in bf16 and fp16."""
+    stops. None: 1e-3 in fp32; in bf16 and fp16 twice what rounding every layer to one bit less does to the
+    trainer's log-probs, measured at every push."""
     sync_bucket_mb: int = 256
     """Weights travel in buckets of about this many MiB, one message per bucket; a larger tensor is a message of its
     own, and over CUDA IPC it sets the size of the buffer."""

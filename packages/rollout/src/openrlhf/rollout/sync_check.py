@@ -1,24 +1,51 @@
-"""The check after every weight push: trainer and engine score the same fixed tokens and must agree.
+"""The check after every weight push: trainer and engine score the same text and must agree.
 
 Pure Python: who computes the scores is the launcher's business. Catches whatever a push can lose without an error: a
-weight that never arrived, a stale copy in the engine, another temperature, another number format.
+weight that never arrived, a stale copy in the engine, two weights exchanged, another temperature, another number
+format.
+
+In float32 both sides agree to 1e-5 and the tolerance is a number. In half precision they never agree: every layer
+rounds, each side in its own order, and how far that moves a log-prob depends on the model. There the trainer itself
+says what rounding does: it scores the text again with the output of every layer rounded to one bit less. (Its other
+layouts say nothing: kernels that sum in one fixed order give the same bits for every batch size.)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
-CHECK_ROWS = 4
-CHECK_TOKENS = 16
+CHECK_ROWS = 8
+PROMPT_TOKENS = 32
+"""Of each prompt."""
+ANSWER_TOKENS = 32
+"""What the engine writes after each prompt, at most."""
+SIGNIFICANT_BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
+FP32_TOLERANCE = 1e-3
+NOISE_FACTOR = 2.0
+"""Largest sound difference, in units of what one bit less in every layer does. Sound engines show 0.3 to 0.7; two
+independent roundings per layer would give 0.6."""
+LEAST_TOLERANCE = 2e-3
+"""For a model so sure of the text that rounding hardly moves its log-probs."""
+BLIND_TOLERANCE = 0.05
+"""When one bit less moves nothing, so that nothing was measured: layers that are compiled into one kernel."""
 
 
 class SyncError(RuntimeError):
     """An engine does not compute what the trainer computes."""
 
 
-def check_sequences(vocab_size: int, rows: int = CHECK_ROWS, tokens: int = CHECK_TOKENS) -> list[list[int]]:
-    """Fixed token sequences, the same in every run: `rows` lists of `tokens` ids.
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """Largest mean |log-prob difference| of a sound push, and where the number comes from, in words."""
+
+    value: float
+    source: str
+
+
+def check_sequences(vocab_size: int, rows: int = 4, tokens: int = 16) -> list[list[int]]:
+    """Fixed token sequences, the same in every run: `rows` lists of `tokens` ids, for models without any text.
 
     Ids lie in the middle of the vocabulary: special tokens (which image models give a meaning) sit at its ends.
     """
@@ -35,15 +62,59 @@ def check_sequences(vocab_size: int, rows: int = CHECK_ROWS, tokens: int = CHECK
     return sequences
 
 
-def default_tolerance(dtype: str) -> float:
-    """What `--vllm.sync_tolerance` is when not given: 1e-3 in float32, 0.05 in half precision."""
-    return 1e-3 if dtype in ("float32", "fp32") else 0.05
+def check_prompts(prompts: Sequence[Sequence[int]], *, max_len: int, without: Collection[int] = ()) -> list[list[int]]:
+    """Beginnings of the check's text, from tokenised prompts of the run.
+
+    A long prompt keeps its first token, which begins a text, and its last ones. Half of `max_len` is left for the
+    answer. without: ids that stand for images. Raises ValueError when no prompt has another token.
+    """
+    limit = max(1, min(PROMPT_TOKENS, (max_len - 1) // 2))
+    texts = [[token for token in prompt if token not in without] for prompt in prompts]
+    if not any(texts):
+        raise ValueError(f"the first {len(texts)} prompts are empty: the sync check needs text")
+    return [ids if len(ids) <= limit else [ids[0], *ids[len(ids) - limit + 1 :]] for ids in texts if ids]
+
+
+def answer_tokens(prompts: Sequence[Sequence[int]], *, max_len: int) -> int:
+    """How many tokens the engine may add to each prompt. One place is left: an engine samples when it scores."""
+    return max(1, min(ANSWER_TOKENS, max_len - 1 - max(map(len, prompts))))
+
+
+def noise_bits(*dtypes: str) -> int | None:
+    """To how many significant bits the trainer rounds its layers to measure the noise; None: float32 everywhere.
+
+    One less than the coarsest of the number formats of trainer and engine.
+    """
+    bits = min(SIGNIFICANT_BITS[dtype] for dtype in dtypes)
+    return None if bits == SIGNIFICANT_BITS["float32"] else bits - 1
+
+
+def measured_tolerance(own: Sequence[Sequence[float]], rounded: Sequence[Sequence[float]], *, bits: int) -> Tolerance:
+    """The tolerance of these weights, from the trainer's log-probs as they are and with its layers rounded to `bits`.
+
+    Raises SyncError when the trainer's log-probs are not finite.
+    """
+    noise = mean_difference(own, rounded)
+    if not math.isfinite(noise):
+        raise SyncError("sync check: the trainer's own log-probs are not finite, so there is nothing to compare with")
+    if noise == 0:
+        return Tolerance(value=BLIND_TOLERANCE, source=f"rounding the trainer's layers to {bits} bits moved nothing")
+    source = f"{NOISE_FACTOR:g} x {noise:.3g}, which is what rounding its layers to {bits} bits does to the trainer"
+    if NOISE_FACTOR * noise < LEAST_TOLERANCE:
+        source = f"the least in half precision; {source}"
+    return Tolerance(value=max(NOISE_FACTOR * noise, LEAST_TOLERANCE), source=source)
+
+
+def mean_difference(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> float:
+    """Mean |difference| of two scorings in nats, over all tokens but each row's first, which has no prefix."""
+    pairs = [pair for a, b in zip(first, second, strict=True) for pair in zip(a[1:], b[1:], strict=True)]
+    return math.fsum(abs(a - b) for a, b in pairs) / len(pairs)
 
 
 def compare(
-    trainer: Sequence[Sequence[float]], engine_scores: Sequence[Sequence[float]], *, tolerance: float, engine: str
+    trainer: Sequence[Sequence[float]], engine_scores: Sequence[Sequence[float]], *, tolerance: Tolerance, engine: str
 ) -> float:
-    """Mean absolute difference of the log-probs (nats) over all tokens but each row's first, which has no prefix.
+    """`mean_difference` of trainer and engine.
 
     Raises SyncError above the tolerance or for a number that is not finite, ValueError for other lengths.
     """
@@ -52,15 +123,18 @@ def compare(
             f"sync check of {engine}: {[len(r) for r in trainer]} tokens from the trainer, "
             f"{[len(r) for r in engine_scores]} from the engine"
         )
+    mean = mean_difference(trainer, engine_scores)
+    if mean <= tolerance.value:
+        return mean
     places = [(row, position) for row, values in enumerate(trainer) for position in range(1, len(values))]
     differences = [abs(trainer[row][position] - engine_scores[row][position]) for row, position in places]
-    mean = sum(differences) / len(differences)
-    if mean <= tolerance:
-        return mean
     worst = max(range(len(places)), key=lambda i: differences[i] if math.isfinite(differences[i]) else math.inf)
     row, position = places[worst]
     raise SyncError(
         f"after the weight push {engine} does not compute what the trainer computes: mean |log-prob difference| "
-        f"{mean:.3g} over {len(places)} tokens, allowed {tolerance:.3g} (`sync_tolerance`); largest at sequence "
-        f"{row}, token {position}: trainer {trainer[row][position]:.6g}, engine {engine_scores[row][position]:.6g}"
+        f"{mean:.3g} over {len(places)} tokens, allowed {tolerance.value:.3g} ({tolerance.source}); largest at "
+        f"sequence {row}, token {position}: trainer {trainer[row][position]:.6g}, engine "
+        f"{engine_scores[row][position]:.6g}. A weight is missing, stale or in the wrong place in the engine, or "
+        "`engine.engine_args` change what it computes: leave them out, and try out pushes on this machine "
+        "(`openrlhf-launch selfcheck`). A wanted difference, as of a quantised engine, is allowed by `sync_tolerance`"
     )

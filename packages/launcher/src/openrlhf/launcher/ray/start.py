@@ -41,7 +41,8 @@ from openrlhf.launcher.ray.placement import Reservation
 from openrlhf.launcher.ray.rank_group import RankGroup
 from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.ray.rollout import RayRollout
-from openrlhf.launcher.ray.weight_push import Pause, WeightPush
+from openrlhf.launcher.ray.weight_push import CheckPlan, Pause, WeightPush
+from openrlhf.launcher.resolve import ENGINE_DTYPES
 from openrlhf.launcher.rewards.http import RetryPolicy
 from openrlhf.launcher.rules.violation import value_at
 from openrlhf.launcher.saved import config_toml
@@ -51,6 +52,7 @@ from openrlhf.launcher.vision import VisionModel
 from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.rollout.engine import engine_class
 from openrlhf.rollout.engine_spec import EngineSpec
+from openrlhf.rollout.sync_check import CHECK_ROWS, Tolerance, answer_tokens, check_prompts, noise_bits
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +86,11 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
     )
     await fleet.wait_started()
     log.info("all parts ready after %.0f s", time.perf_counter() - began)
-    assert config.vllm.sync_tolerance is not None, "resolve() sets --vllm.sync_tolerance"
     train = config.train
     push = WeightPush(
         fleet,
         bucket_mb=config.vllm.sync_bucket_mb,
-        tolerance=config.vllm.sync_tolerance,
-        vocab_size=prepared.vocab_size,
+        check=check_plan(config, prepared),
         pause=Pause(clear_cache=train.partial_rollout_recompute_kv) if train.partial_rollout_enable else None,
     )
     learner = ray_learner(config, {role: group for role, (group, _) in groups.items()}, push)
@@ -105,6 +105,23 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
         sink=sink,
         eval_prompts=prepared.eval_prompts,
         config_toml=config_toml(TRAIN_PPO_RAY, config),
+    )
+
+
+def check_plan(config: TrainPPOConfig, prepared: Prepared) -> CheckPlan:
+    """The sync check, on the first prompts of the run's file."""
+    max_len, fixed = config.data.max_len, config.vllm.sync_tolerance
+    items = (prepared.prompts.item(i) for i in range(min(CHECK_ROWS, len(prepared.prompts))))
+    prompts = check_prompts(
+        [prepared.tokenizer.encode(item.prompt, add_special_tokens=False) for item in items],
+        max_len=max_len,
+        without=() if prepared.vision is None else prepared.vision.suppressed,
+    )
+    return CheckPlan(
+        prompts=prompts,
+        answer_tokens=answer_tokens(prompts, max_len=max_len),
+        tolerance=None if fixed is None else Tolerance(value=fixed, source=f"--vllm.sync_tolerance {fixed:g}"),
+        bits=noise_bits(ENGINE_DTYPES[config.ds.param_dtype], config.vllm.dtype),
     )
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from openrlhf.agents.engine import SamplingParams
 from openrlhf.launcher.ray.calls import WorkerDiedError, gather
+from openrlhf.launcher.ray.engine_client import RayEngineClient
 from openrlhf.launcher.ray.engine_fleet import STEP_TIMEOUT, EngineFleet
 from openrlhf.launcher.ray.learner_actor import Transfer
 from openrlhf.launcher.ray.rank_group import RankGroup
 from openrlhf.rollout.engine import EngineControl
-from openrlhf.rollout.sync_check import SyncError, check_sequences, compare
+from openrlhf.rollout.requests import GenerateRequest
+from openrlhf.rollout.sync_check import SyncError, Tolerance, compare, measured_tolerance
 
 if TYPE_CHECKING:
     from openrlhf.rollout.weights.wire import BucketPlan
@@ -32,6 +35,8 @@ OTHER_SIDE_TIMEOUT = 30.0
 """How long the other side of a failed exchange may take to notice; the group's own time-out is 15 s."""
 ATTEMPTS = 3
 """A push that fails this often in a row ends the run."""
+NEWS = 2.0
+"""A measured tolerance is logged again when it has grown or shrunk by this factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,27 +46,44 @@ class Pause:
     clear_cache: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckPlan:
+    """How pushes are checked.
+
+    prompts: beginnings of the text that both sides score; after the first push the engine writes on, and this text
+    stays for the run, so that rollout/sync_error of all steps can be compared. answer_tokens: how much it writes.
+    tolerance: the same for every push; None: measured at every push, for the weights of then, by rounding the trainer's
+    layers to `bits` significant bits.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    answer_tokens: int
+    tolerance: Tolerance | None
+    bits: int | None = None
+
+    def __post_init__(self) -> None:
+        assert self.tolerance is not None or self.bits is not None, "a tolerance, or how to measure it"
+
+
 class WeightPush:
     """Brings the policy's weights to every engine.
 
-    tolerance: largest mean |log-prob difference| between trainer and engine after a push. vocab_size: of the
-    model, for the fixed sequences of the check. pause: how engines are made ready for a push; None: they are idle.
-    last_bytes: what the last push sent to every engine worker. lock: the fleet's.
+    check: what trainer and engine must agree on after a push. pause: how engines are made ready for a push; None: they
+    are idle. last_bytes: what the last push sent to every engine worker. lock: the fleet's.
 
     The first push over a new connection moves everything, those after it only what is trained.
     """
 
-    def __init__(
-        self, fleet: EngineFleet, *, bucket_mb: int, tolerance: float, vocab_size: int, pause: Pause | None = None
-    ) -> None:
+    def __init__(self, fleet: EngineFleet, *, bucket_mb: int, check: CheckPlan, pause: Pause | None = None) -> None:
         self._fleet = fleet
         self._pause = pause
         self._backend = fleet.specs[0].sync_backend
         self.lock = fleet.lock
         self.version: int | None = None
         self._bucket_bytes = bucket_mb << 20
-        self._tolerance = tolerance
-        self._rows = check_sequences(vocab_size)
+        self._check_plan = check
+        self._rows: list[list[int]] | None = None
+        self._told: float | None = None
         self._generation = 0
         self._connected = False
         self._plan: BucketPlan | None = None
@@ -70,7 +92,7 @@ class WeightPush:
         self.last_bytes = 0
 
     async def push(self, policy: RankGroup, version: int) -> dict[str, float]:
-        """Push and check. Returns rollout/sync_error, timing/broadcast and timing/sync_check.
+        """Push and check. Returns rollout/sync_error, rollout/sync_tolerance, timing/broadcast and timing/sync_check.
 
         Raises SyncError when the engines then compute something else than the trainer, WorkerDiedError when a learner
         rank is gone or the push failed ATTEMPTS times.
@@ -127,8 +149,7 @@ class WeightPush:
         if pause is not None:
             await self._fleet.ask("engine resume", STEP_TIMEOUT, EngineControl.resume)
         pushed = time.perf_counter()
-        difference = await self._check(policy)
-        return {"rollout/sync_error": difference, "timing/sync_check": time.perf_counter() - pushed}
+        return await self._check(policy) | {"timing/sync_check": time.perf_counter() - pushed}
 
     async def _push_once(self, policy: RankGroup, version: int) -> None:
         if not self._connected:
@@ -170,16 +191,43 @@ class WeightPush:
         self._connected = True
         self._whole_sent = False
 
-    async def _check(self, policy: RankGroup) -> float:
-        refs = policy.call("check_logprobs", self._rows)
-        trainer, engines = await _both(
-            policy.wait(refs, "sync check", CHECK_TIMEOUT),
-            self._fleet.ask("sync check", CHECK_TIMEOUT, EngineControl.score, self._rows),
+    async def _check(self, policy: RankGroup) -> dict[str, float]:
+        plan, fleet = self._check_plan, self._fleet
+        if self._rows is None:
+            self._rows = await self._text()
+        refs = [policy.call("check_logprobs", self._rows)]
+        if plan.tolerance is None:
+            refs.append(policy.call("check_logprobs", self._rows, bits=plan.bits))
+        (own, *rounded), engines = await _both(
+            asyncio.gather(*(policy.wait(ref, "sync check", CHECK_TIMEOUT) for ref in refs)),
+            fleet.ask("sync check", CHECK_TIMEOUT, EngineControl.score, self._rows),
         )
-        return max(
-            compare(trainer[0], scored, tolerance=self._tolerance, engine=name)
-            for name, scored in zip(self._fleet.names, engines, strict=True)
+        tolerance = plan.tolerance
+        if tolerance is None:
+            assert plan.bits is not None
+            tolerance = measured_tolerance(own[0], rounded[0][0], bits=plan.bits)
+        self._tell(tolerance)
+        error = max(
+            compare(own[0], scored, tolerance=tolerance, engine=name)
+            for name, scored in zip(fleet.names, engines, strict=True)
         )
+        return {"rollout/sync_error": error, "rollout/sync_tolerance": tolerance.value}
+
+    async def _text(self) -> list[list[int]]:
+        """The prompts of the check with what the first engine writes after them; nothing is drawn."""
+        client, plan = RayEngineClient(self._fleet.engines[0]), self._check_plan
+        sampling = SamplingParams(temperature=0.0, max_tokens=plan.answer_tokens)
+        asked = (
+            client.generate(GenerateRequest(request_id=f"sync-check-{i}", token_ids=prompt, sampling=sampling))
+            for i, prompt in enumerate(plan.prompts)
+        )
+        answers = await asyncio.wait_for(asyncio.gather(*asked), CHECK_TIMEOUT)
+        return [[*prompt, *answer.token_ids] for prompt, answer in zip(plan.prompts, answers, strict=True)]
+
+    def _tell(self, tolerance: Tolerance) -> None:
+        if self._told is None or not self._told / NEWS <= tolerance.value <= self._told * NEWS:
+            log.info("sync check: mean |log-prob difference| up to %.3g (%s)", tolerance.value, tolerance.source)
+            self._told = tolerance.value
 
 
 async def _both(first: Awaitable[A], second: Awaitable[B]) -> tuple[A, B]:

@@ -30,7 +30,15 @@ from openrlhf.learner.setup import leave_distributed, training_device
 from openrlhf.rollout.engine import EngineControl, InferenceEngine
 from openrlhf.rollout.engine_spec import EngineSpec, SyncBackend
 from openrlhf.rollout.requests import GenerateRequest
-from openrlhf.rollout.sync_check import SyncError, check_sequences, compare, default_tolerance
+from openrlhf.rollout.sync_check import (
+    FP32_TOLERANCE,
+    SyncError,
+    Tolerance,
+    check_sequences,
+    compare,
+    measured_tolerance,
+    noise_bits,
+)
 from openrlhf.rollout.weights.sender import WeightSender, send_or_drain
 from openrlhf.rollout.weights.wire import BucketPlan, TensorSpec, plan_buckets
 
@@ -73,7 +81,14 @@ class Pair:
         """Mean |log-prob difference| of both sides on fixed tokens. Raises SyncError where a run would stop."""
         rows = check_sequences(TINY.vocab)
         own, theirs = self.trainer.check_logprobs(rows), self.engine.call(EngineControl.score, rows)
-        return compare(own, theirs, tolerance=default_tolerance(DTYPES[dtype()]), engine="the engine")
+        return compare(own, theirs, tolerance=self.tolerance(rows, own), engine="the engine")
+
+    def tolerance(self, rows: list[list[int]], own: list[list[float]]) -> Tolerance:
+        """What a run allows: the trainer scored `rows` as `own`."""
+        bits = noise_bits(DTYPES[dtype()])
+        if bits is None:
+            return Tolerance(value=FP32_TOLERANCE, source="float32")
+        return measured_tolerance(own, self.trainer.check_logprobs(rows, bits=bits), bits=bits)
 
 
 def push_gloo(folder: Path) -> Outcome:

@@ -7,6 +7,7 @@ computed arrive as {sample index: values of its trainable tokens} and are scatte
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from openrlhf.launcher.trainer.rank_config import RankConfig
 from openrlhf.launcher.vision import ImageProcessor, load_processor
 from openrlhf.learner.heads import TokenDistribution
 from openrlhf.learner.learner import Learner
+from openrlhf.learner.modules import rounded
 from openrlhf.learner.objective import Objective, PolicyObjective, ValueObjective
 
 Resolve = Callable[[Sequence[Any]], list[Sequence[Trajectory]]]
@@ -155,19 +157,22 @@ class RankTrainer:
         self.learner.sleep()
         return metric_names(sums, self.learner.spec.role)
 
-    def check_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probs of fixed token rows of equal length at temperature 1, 0.0 for each row's first token.
+    def check_logprobs(self, rows: Sequence[Sequence[int]], *, bits: int | None = None) -> list[list[float]]:
+        """Log-probs of token rows at temperature 1, 0.0 for each row's first token, in one forward pass.
 
-        Over the whole vocabulary, as an engine scores a prompt.
+        Over the whole vocabulary, as an engine scores a prompt. bits: with the output of every layer rounded to so
+        many significant bits.
         """
-        tokens = torch.tensor(rows, dtype=torch.long)
-        mask = torch.ones_like(tokens, dtype=torch.bool)
+        width = max(map(len, rows))
+        tokens = torch.tensor([[*row, *[self.config.pad_token_id] * (width - len(row))] for row in rows])
+        mask = torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]
         action = mask.clone()
         action[:, 0] = False
         batch = Batch(tokens=tokens, attention_mask=mask, action_mask=action, index=torch.arange(len(rows)))
-        scored = self.learner.score(batch, distribution=TokenDistribution()).logprobs
+        with nullcontext() if bits is None else rounded(self.learner.module.model.base_model, bits):
+            scored = self.learner.score(batch, distribution=TokenDistribution(), at_once=True).logprobs
         assert scored is not None, "only language models are checked"
-        return scored.tolist()
+        return [scored[i, : len(row)].tolist() for i, row in enumerate(rows)]
 
     def export(self, path: str, tokenizer_path: str, *, trial: bool = False) -> None:
         """Write the model with the tokenizer (or the processor, which holds it) of another folder or hub name.

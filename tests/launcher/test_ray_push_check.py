@@ -1,0 +1,157 @@
+"""What is scored after a weight push, and how much the sides may differ: over a fake fleet and fake ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from openrlhf.agents.engine import Generation, SamplingParams
+from openrlhf.launcher.ray.engine_actor import EngineActor
+from openrlhf.launcher.ray.weight_push import CheckPlan, WeightPush
+from openrlhf.rollout.engine import EngineControl
+from openrlhf.rollout.sync_check import SyncError, Tolerance
+
+PROMPTS, TEXT = [[5, 6], [7]], [[5, 6, 0, 1], [7, 0, 1]]
+FIXED = CheckPlan(prompts=PROMPTS, answer_tokens=2, tolerance=Tolerance(value=1e-3, source="a test"))
+MEASURED = CheckPlan(prompts=PROMPTS, answer_tokens=2, tolerance=None, bits=7)
+
+
+class Fleet:
+    """Engines whose log-probs are `shifts`; everything else of a push, over nccl, succeeds."""
+
+    shares_devices = False
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.specs = [SimpleNamespace(sync_backend="nccl", num_workers=1)] * 2
+        self.names = ["engine 0", "engine 1"]
+        self.engines = [Writer(), None]
+        self.shifts = [0.0, 0.0]
+        self.asked: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return self._mark if name.startswith("mark") else self._do
+
+    def _mark(self) -> None: ...
+
+    async def _do(self, *args: Any, **kwargs: Any) -> None: ...
+
+    async def ask(self, what: str, timeout: float, method: Any, *args: Any) -> Any:
+        if method is not EngineControl.score:
+            return None
+        self.asked.append(args[0])
+        return [[[shift] * len(row) for row in args[0]] for shift in self.shifts]
+
+
+class Writer:
+    """The first engine: writes 0, 1, ... after a prompt."""
+
+    name = "engine 0"
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    async def stream(self, method: Any, requests: Any) -> Any:
+        assert method is EngineActor.generate_many
+
+        async def chunk() -> Any:
+            self.asked += [(r.request_id, r.token_ids, r.sampling) for r in requests]
+            tokens = [list(range(r.sampling.max_tokens)) for r in requests]
+            none = [0.0] * len(tokens[0])
+            return [
+                (i, Generation(token_ids=t, logprobs=none, versions=t, finish_reason="length"))
+                for i, t in enumerate(tokens)
+            ]
+
+        yield chunk()
+
+
+class Policy:
+    """One rank, whose log-probs move by `noise` when its layers are rounded."""
+
+    def __init__(self) -> None:
+        self.noise = 0.01
+        self.scored: list[Any] = []
+
+    def call_actor(self, method: str, *args: Any) -> Any:
+        return method
+
+    def call(self, method: str, rows: Any, *, bits: int | None = None) -> Any:
+        assert method == "check_logprobs"
+        self.scored.append((rows, bits))
+        return rows, 0.0 if bits is None else self.noise
+
+    async def wait(self, refs: Any, what: str, timeout: float = 0) -> list[Any]:
+        if isinstance(refs, tuple):
+            return [[[refs[1]] * len(row) for row in refs[0]]]
+        return [SimpleNamespace(nbytes=10)]
+
+
+def pushes(check: CheckPlan) -> tuple[Any, Any, WeightPush]:
+    fleet, policy = Fleet(), Policy()
+    made: Any = fleet
+    return fleet, policy, WeightPush(made, bucket_mb=1, check=check)
+
+
+def test_both_sides_score_what_an_engine_wrote_after_the_first_push() -> None:
+    async def main() -> tuple[Any, Any]:
+        fleet, policy, push = pushes(FIXED)
+        for version in (1, 2):
+            metrics = await push.push(policy, version)
+            assert (metrics["rollout/sync_error"], metrics["rollout/sync_tolerance"]) == (0, 1e-3)
+        return fleet, policy
+
+    fleet, policy = asyncio.run(main())
+    greedy = SamplingParams(temperature=0.0, max_tokens=2)
+    assert fleet.engines[0].asked == [(f"sync-check-{i}", prompt, greedy) for i, prompt in enumerate(PROMPTS)]
+    assert fleet.asked == [TEXT, TEXT]
+    assert policy.scored == [(TEXT, None)] * 2
+
+
+def test_a_tolerance_is_measured_at_every_push_and_told_when_it_is_news(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def main() -> list[float]:
+        _, policy, push = pushes(MEASURED)
+        found = []
+        for version, noise in enumerate((0.01, 0.019, 0.021, 0.02, 0.005)):
+            policy.noise = noise
+            found.append((await push.push(policy, version))["rollout/sync_tolerance"])
+        assert policy.scored == [(TEXT, None), (TEXT, 7)] * 5
+        return found
+
+    assert asyncio.run(main()) == pytest.approx([0.02, 0.038, 0.042, 0.04, 0.01])
+    told = [r.getMessage() for r in caplog.records if r.getMessage().startswith("sync check")]
+    why = "which is what rounding its layers to 7 bits does to the trainer"
+    assert told == [
+        f"sync check: mean |log-prob difference| up to {value} (2 x {noise}, {why})"
+        for value, noise in (("0.02", "0.01"), ("0.042", "0.021"), ("0.01", "0.005"))
+    ]
+
+
+def test_a_tolerance_of_the_user_is_told_once_and_never_measured(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def main() -> None:
+        _, policy, push = pushes(FIXED)
+        for version in range(3):
+            await push.push(policy, version)
+
+    asyncio.run(main())
+    told = [r.getMessage() for r in caplog.records if r.getMessage().startswith("sync check")]
+    assert told == ["sync check: mean |log-prob difference| up to 0.001 (a test)"]
+
+
+def test_an_engine_beyond_the_measured_tolerance_ends_the_run() -> None:
+    async def main(shift: float) -> float:
+        fleet, policy, push = pushes(MEASURED)
+        fleet.shifts[1] = shift
+        return (await push.push(policy, 1))["rollout/sync_error"]
+
+    assert asyncio.run(main(0.019)) == pytest.approx(0.019)
+    with pytest.raises(SyncError, match=r"engine 1 does not compute .* allowed 0\.02 \(2 x 0\.01, which is what"):
+        asyncio.run(main(0.021))
