@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
+from openrlhf.agents.engine import SamplingParams
 from openrlhf.core.batch import Batch
 from openrlhf.core.config import AlgoConfig, PolicyLossConfig
 from openrlhf.launcher.trainer.rank import RankTrainer
@@ -28,6 +29,7 @@ from openrlhf.learner.setup import init_distributed, leave_distributed
 from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.learner.supervised_objectives import SftObjective
 from openrlhf.rollout.engine_spec import EngineSpec
+from openrlhf.rollout.requests import GenerateRequest
 from openrlhf.rollout.sync_check import (
     CHECK_ROWS,
     FP32_TOLERANCE,
@@ -165,7 +167,9 @@ class Pair:
         """Weights of all pushes, newest first."""
         self.push(self.weights())
         prompts = check_prompts(pieces(text, self.generator, rows=CHECK_ROWS, length=24).tolist(), max_len=MAX_LEN)
-        self.rows = host.call("engine", "continue_rows", prompts, answer_tokens(prompts, max_len=MAX_LEN))
+        sampling = SamplingParams(temperature=0.0, max_tokens=answer_tokens(prompts, max_len=MAX_LEN))
+        asked = [GenerateRequest(request_id=str(i), token_ids=p, sampling=sampling) for i, p in enumerate(prompts)]
+        self.rows = [[*r.token_ids, *host.call("engine", "generate", r).token_ids] for r in asked]
 
     def weights(self) -> dict[str, Tensor]:
         """What a push sends."""
@@ -192,7 +196,7 @@ class Pair:
     def check(self) -> tuple[float, Tolerance]:
         """(difference, tolerance), as a run has them after a push."""
         own = self.trainer.check_logprobs(self.rows)
-        error = mean_difference(own, self.host.call("engine", "score_many", self.rows))
+        error = mean_difference(own, self.host.call("engine", "score", self.rows))
         if self.bits is None:
             return error, Tolerance(value=FP32_TOLERANCE, source="float32")
         return error, measured_tolerance(own, self.trainer.check_logprobs(self.rows, bits=self.bits), bits=self.bits)
