@@ -103,6 +103,7 @@ class Bare:
 
     async def rounds(self, count: int) -> None:
         """`count` rounds of all four phases; the first of a series only warms up."""
+        from openrlhf.launcher.ray.remote import ask_all
         from openrlhf.rollout.engine import EngineControl
 
         if self.plan is None:
@@ -118,7 +119,7 @@ class Bare:
                 await self.push()
             with timings.timed("check"):
                 await asyncio.gather(
-                    self.fleet.ask("sync check", TIMEOUT, EngineControl.score, self.check_rows),
+                    ask_all(self.fleet.engines, "sync check", TIMEOUT, EngineControl.score, self.check_rows),
                     self._on_ranks(self.policy.call("check_logprobs", self.check_rows)),
                 )
 
@@ -163,11 +164,12 @@ class Bare:
         await self._on_ranks(calls)
 
     async def push(self) -> None:
+        from openrlhf.launcher.ray.remote import ask_all
         from openrlhf.rollout.engine import EngineControl
 
         self.version += 1
         await asyncio.gather(
-            self.fleet.ask("push", TIMEOUT, EngineControl.receive_weights, self.plan, self.version),
+            ask_all(self.fleet.engines, "push", TIMEOUT, EngineControl.receive_weights, self.plan, self.version),
             self._on_ranks(self.policy.call_actor("push", self.version)),
         )
 

@@ -52,7 +52,6 @@ ALLOWED = {
 HOMES = {
     "vllm": {
         "openrlhf.rollout.vllm.engine",
-        "openrlhf.rollout.vllm.push",
         "openrlhf.rollout.vllm.arguments",
         "openrlhf.rollout.weights.gloo_engine",  # the receivers, and the plugin that makes them known to vLLM
         "openrlhf.rollout.weights.cuda_engine",

@@ -19,7 +19,7 @@ from openrlhf.launcher.flags import build
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.preflight import Prepared, prepare
 from openrlhf.launcher.ray.cluster import Cluster, connect
-from openrlhf.launcher.ray.engine_actor import EngineActor, engine_actor
+from openrlhf.launcher.ray.engine_actor import GENERATION, SLOTS, EngineActor, engine_actor
 from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.ray.start import engine_specs, start_parts
 from openrlhf.launcher.resolve import resolve
@@ -138,8 +138,9 @@ async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster:
 
 
 def test_an_engine_answers_while_a_thousand_streams_wait_for_a_push(cluster: Cluster) -> None:
-    """It gives signs of life, scores, and takes the push that they wait for."""
-    count = 1000
+    """With no slot left for another one it gives signs of life, scores, and takes the push that they wait for."""
+    slots = SLOTS[GENERATION]
+    count = slots + 5
 
     async def main() -> list[int]:
         env = {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])}}
@@ -148,7 +149,7 @@ def test_an_engine_answers_while_a_thousand_streams_wait_for_a_push(cluster: Clu
         await engine.ask(EngineActor.start, EngineSpec(model="none", engine="support.busy_engine:PausedEngine"))
         requests = [GenerateRequest(request_id=f"r{i}", token_ids=[i], sampling=SamplingParams()) for i in range(count)]
         streams = [engine.stream(EngineActor.generate_many, [request]) for request in requests]
-        while (await engine.ask(EngineControl.health)).running < count:  # noqa: ASYNC110 - in another process
+        while (await engine.ask(EngineControl.health)).running < slots:  # noqa: ASYNC110 - in another process
             await asyncio.sleep(0.1)
         began = time.perf_counter()
         assert (await engine.ask(EngineControl.health)).paused

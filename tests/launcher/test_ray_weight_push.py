@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from openrlhf.agents.engine import Generation
-from openrlhf.launcher.ray import engine_fleet, weight_push
+from openrlhf.launcher.ray import engine_fleet, remote, weight_push
 from openrlhf.launcher.ray.calls import WorkerDiedError
 from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
@@ -126,8 +126,8 @@ class World:
         async def gather(refs: Any, *, what: str, names: Any, timeout: float) -> list[Any]:
             return list(await asyncio.gather(*refs))
 
-        monkeypatch.setattr(engine_fleet, "gather", gather)
-        monkeypatch.setattr(weight_push, "gather", gather)
+        for module in (remote, engine_fleet, weight_push):
+            monkeypatch.setattr(module, "gather", gather)
         monkeypatch.setattr("ray.kill", lambda actor: self.log.append(f"{actor.name} killed"))
         monkeypatch.setattr(weight_push, "OTHER_SIDE_TIMEOUT", 1)
         self.log: list[str] = []

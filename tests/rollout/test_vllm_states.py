@@ -130,7 +130,7 @@ def test_n12_a_paused_engine_keeps_its_requests_during_a_push() -> None:
 
 def test_n12_a_request_that_does_not_end_fails_the_push_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openrlhf.rollout.vllm.engine.DEATH_POLL_S", 0.01)
-    monkeypatch.setattr("openrlhf.rollout.vllm.push.PUSH_TIMEOUT_S", 0.03)
+    monkeypatch.setattr("openrlhf.rollout.vllm.engine.PUSH_TIMEOUT_S", 0.03)
 
     async def main() -> None:
         own = engine()
@@ -159,7 +159,7 @@ def test_an_engine_between_two_parts_of_a_push_that_failed_elsewhere_takes_the_n
 
 
 def test_an_engine_that_stays_in_a_failed_push_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openrlhf.rollout.vllm.push.GIVE_UP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("openrlhf.rollout.vllm.engine.GIVE_UP_TIMEOUT_S", 0.05)
     monkeypatch.setattr("openrlhf.rollout.vllm.engine.DEATH_POLL_S", 0.01)
 
     async def main() -> None:

@@ -29,10 +29,9 @@ class WorkerDiedError(RuntimeError):
     """A worker process ended, or did not answer in time; the message names it and what it was doing."""
 
 
-def wait_seconds(what: str, default: float) -> float:
-    """The bound of a wait; OPENRLHF_WAIT_SCALE stretches all of them on slow machines."""
-    del what
-    return default * float(os.environ.get("OPENRLHF_WAIT_SCALE", "1"))
+def wait_seconds(bound: float) -> float:
+    """How long to wait; OPENRLHF_WAIT_SCALE stretches all bounds on slow machines."""
+    return bound * float(os.environ.get("OPENRLHF_WAIT_SCALE", "1"))
 
 
 async def gather(refs: Sequence[Awaitable[R]], *, what: str, names: Sequence[str], timeout: float) -> list[R]:
@@ -45,7 +44,7 @@ async def gather(refs: Sequence[Awaitable[R]], *, what: str, names: Sequence[str
         asyncio.ensure_future(_named(ref, what, name)): i for i, (ref, name) in enumerate(zip(refs, names, strict=True))
     }
     results: list[Any] = [None] * len(tasks)
-    deadline = asyncio.get_running_loop().time() + wait_seconds(what, timeout)
+    deadline = asyncio.get_running_loop().time() + wait_seconds(timeout)
     pending = set(tasks)
     try:
         while pending:
@@ -100,7 +99,7 @@ def first_line(error: BaseException) -> str:
 def get(refs: Sequence[ray.ObjectRef[R]], *, what: str, timeout: float) -> list[R]:
     """`gather` outside a loop, for start and shutdown."""
     try:
-        return ray.get(list(refs), timeout=wait_seconds(what, timeout))
+        return ray.get(list(refs), timeout=wait_seconds(timeout))
     except RayTaskError as error:
         raise user_error(error) from error
     except GetTimeoutError as error:

@@ -20,7 +20,7 @@ from openrlhf.rollout.requests import GenerateRequest, RequestFailure
 T = TypeVar("T")
 
 GENERATION, CONTROL = "generation", "control"
-SLOTS = {GENERATION: 1024, CONTROL: 64}
+SLOTS = {GENERATION: 1000, CONTROL: 64}
 """Calls of each concurrency group that are served at the same time; further ones wait in the actor's queue.
 
 Streams of requests never take the slots of control: those of paused requests keep theirs until a push is over, and a
@@ -45,17 +45,14 @@ class EngineActor(EngineControl):
     async def start(self, spec: EngineSpec, *, serve: bool = False) -> int:
         """Load the model; returns this process' id. serve: before the first weight push.
 
-        Environment first: vLLM and torch read it when they are imported.
+        Its environment is that of `InferenceEngine.environment`: given to the actor, since libraries read it early.
         """
         self._scratch = Scratch()
         self._scratch.use()
-        engine = engine_class(spec)
-        for name, value in engine.environment(spec).items():
-            os.environ.setdefault(name, value)
         # where Ray may not narrow the visible devices, vLLM would start every engine on the first one
         os.environ.update(narrowed(ray.get_runtime_context().get_accelerator_ids().get("GPU", []), os.environ))
         self._loop = asyncio.get_running_loop()
-        self.engine = engine(spec)
+        self.engine = engine_class(spec)(spec)
         await self.engine.start(serve=serve)
         return os.getpid()
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal
 
 import ray
 from ray.exceptions import RayError
 
 from openrlhf.launcher.ray.calls import WorkerDiedError, first_line, gather
 from openrlhf.launcher.ray.engine_actor import EngineActor
-from openrlhf.launcher.ray.remote import Remote
+from openrlhf.launcher.ray.remote import Remote, ask_all, ask_living
 from openrlhf.rollout.engine import EngineControl
 from openrlhf.rollout.engine_spec import EngineSpec
 
 log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 START_TIMEOUT = 1800.0
 STEP_TIMEOUT = 600.0
@@ -70,55 +67,25 @@ class EngineFleet:
         """Until every engine has its model. Raises WorkerDiedError with the engine's name."""
         await gather(self._starting, what="engine start", names=self.names, timeout=START_TIMEOUT)
 
-    async def ask(
-        self,
-        what: str,
-        timeout: float,
-        method: Callable[Concatenate[EngineActor, P], Coroutine[Any, Any, R]],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> list[R]:
-        """The same call on every engine."""
-        refs = [engine.ask(method, *args, **kwargs) for engine in self.engines]
-        return await gather(refs, what=what, names=self.names, timeout=timeout)
-
-    async def _ask_living(
-        self,
-        what: str,
-        method: Callable[Concatenate[EngineActor, P], Coroutine[Any, Any, None]],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> None:
-        """The same call on every engine that lives; the dead are started again by the watch or the next push."""
-        calls = (
-            gather([engine.ask(method, *args, **kwargs)], what=what, names=[name], timeout=STEP_TIMEOUT)
-            for name, engine in zip(self.names, self.engines, strict=True)
-        )
-        for answer in await asyncio.gather(*calls, return_exceptions=True):
-            if isinstance(answer, WorkerDiedError):
-                log.warning("%s", answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-
     async def sleep(self) -> None:
         """Free the engines' device memory: weights go to host memory, the KV cache is dropped."""
         if self.state != "asleep":
             log.info("engines sleep")
-            await self._ask_living("engine sleep", EngineControl.sleep)
+            await ask_living(self.engines, "engine sleep", STEP_TIMEOUT, EngineControl.sleep)
             self.state = "asleep"
 
     async def wake_weights(self) -> None:
         """The first half of waking: enough to take weights."""
         if self.state == "asleep":
             log.info("engines wake: weights")
-            await self._ask_living("engine wake-up", EngineControl.wake, "weights")
+            await ask_living(self.engines, "engine wake-up", STEP_TIMEOUT, EngineControl.wake, "weights")
             self.state = "weights"
 
     async def wake_cache(self) -> None:
         """The second half of waking: room to sample."""
         if self.state == "weights":
             log.info("engines wake: KV cache")
-            await self._ask_living("engine wake-up", EngineControl.wake, "kv_cache")
+            await ask_living(self.engines, "engine wake-up", STEP_TIMEOUT, EngineControl.wake, "kv_cache")
             self.state = "awake"
 
     async def gone(self, *, after_push: bool = False) -> dict[int, BaseException]:
@@ -127,13 +94,8 @@ class EngineFleet:
         after_push: a push has failed; engines that do not come out of it count as gone.
         """
         method = EngineControl.give_up_push if after_push else EngineControl.health
-        pings = await asyncio.gather(
-            *(
-                gather([engine.ask(method)], what="engine health", names=[name], timeout=PING_TIMEOUT)
-                for name, engine in zip(self.names, self.engines, strict=True)
-            ),
-            return_exceptions=True,
-        )
+        calls = [ask_all([engine], "engine health", PING_TIMEOUT, method) for engine in self.engines]
+        pings = await asyncio.gather(*calls, return_exceptions=True)
         return {i: ping for i, ping in enumerate(pings) if isinstance(ping, BaseException)}
 
     async def revive(self, *, after_push: bool = False) -> list[str]:
@@ -155,17 +117,15 @@ class EngineFleet:
             self.engines[i].kill()
             self.engines[i] = self._spawn(i)
         await gather(self._start(list(gone)), what="engine restart", names=names, timeout=START_TIMEOUT)
-        await self._put_to_sleep([self.engines[i] for i in gone], names)
+        await self._put_to_sleep([self.engines[i] for i in gone])
         return names
 
-    async def _put_to_sleep(self, engines: Sequence[Remote[EngineActor]], names: Sequence[str]) -> None:
+    async def _put_to_sleep(self, engines: Sequence[Remote[EngineActor]]) -> None:
         """Bring new engines into the state of the others."""
         if self.state != "awake":
-            refs = [engine.ask(EngineControl.sleep) for engine in engines]
-            await gather(refs, what="engine sleep", names=names, timeout=STEP_TIMEOUT)
+            await ask_all(engines, "engine sleep", STEP_TIMEOUT, EngineControl.sleep)
         if self.state == "weights":
-            refs = [engine.ask(EngineControl.wake, "weights") for engine in engines]
-            await gather(refs, what="engine wake", names=names, timeout=STEP_TIMEOUT)
+            await ask_all(engines, "engine wake-up", STEP_TIMEOUT, EngineControl.wake, "weights")
 
     async def announce(self) -> None:
         """Tell the agent workers of replaced engines, which hold the current weights by now."""
@@ -176,7 +136,7 @@ class EngineFleet:
     async def shutdown(self) -> None:
         """Ask every engine to end, then end it."""
         try:
-            await self.ask("engine shutdown", 20, EngineActor.shutdown)
+            await ask_all(self.engines, "engine shutdown", 20, EngineActor.shutdown)
         except (WorkerDiedError, RayError) as error:
             log.debug("engine shutdown: %s", error)
         for engine in self.engines:

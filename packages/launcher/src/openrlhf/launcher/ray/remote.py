@@ -6,13 +6,19 @@ method is renamed. Which methods an actor has beyond its own is said once, by `s
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import ray
+
+from openrlhf.launcher.ray.calls import WorkerDiedError, gather
+
+log = logging.getLogger(__name__)
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -60,6 +66,38 @@ class Remote(Generic[T]):
     def kill(self) -> None:
         """End the actor's process without asking it."""
         ray.kill(self.actor)
+
+
+async def ask_all(
+    workers: Sequence[Remote[T]],
+    what: str,
+    timeout: float,
+    method: Callable[Concatenate[T, P], Coroutine[Any, Any, R]],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> list[R]:
+    """The answers of all to the same call; the first failure is raised (`gather`)."""
+    refs = [worker.ask(method, *args, **kwargs) for worker in workers]
+    return await gather(refs, what=what, names=[worker.name for worker in workers], timeout=timeout)
+
+
+async def ask_living(
+    workers: Sequence[Remote[T]],
+    what: str,
+    timeout: float,
+    method: Callable[Concatenate[T, P], Coroutine[Any, Any, R]],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> list[R]:
+    """The answers of those that live; of the others a warning says so. Raises other failures."""
+    calls = [ask_all([worker], what, timeout, method, *args, **kwargs) for worker in workers]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, WorkerDiedError):
+            log.warning("%s", answer)
+        elif isinstance(answer, BaseException):
+            raise answer
+    return [answer[0] for answer in answers if not isinstance(answer, BaseException)]
 
 
 def in_group(name: str) -> Callable[[F], F]:

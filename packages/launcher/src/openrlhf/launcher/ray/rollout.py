@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayTaskError
@@ -18,14 +18,11 @@ from openrlhf.launcher.ray.agent_actor import AgentActor
 from openrlhf.launcher.ray.calls import DEATHS, WorkerDiedError, first_line, gather, user_error
 from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
-from openrlhf.launcher.ray.remote import Remote
+from openrlhf.launcher.ray.remote import Remote, ask_all, ask_living
 from openrlhf.launcher.trainer.protocols import EvalRequest, Group
 from openrlhf.launcher.trainer.samples import sample_info
 
 log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 START_TIMEOUT = 600.0
 ASK_TIMEOUT = 60.0
@@ -82,17 +79,15 @@ class RayRollout:
 
     async def start(self) -> None:
         """Until every worker has loaded its executor; a broken agent or reward file is reported here."""
-        refs = [worker.ask(AgentActor.ready) for worker in self.workers]
-        names = [worker.name for worker in self.workers]
-        await gather(refs, what="agent worker start", names=names, timeout=START_TIMEOUT)
+        await ask_all(self.workers, "agent worker start", START_TIMEOUT, AgentActor.ready)
 
     async def engines_changed(self, engines: Sequence[Remote[EngineActor]]) -> None:
         """Tell every worker which engine actors serve now. A dead worker is told when it is started again."""
-        await self._ask_workers("engine list", AgentActor.set_engines, list(engines))
+        await ask_living(self.workers, "engine list", ASK_TIMEOUT, AgentActor.set_engines, list(engines))
 
     async def engines_down(self) -> dict[str, str]:
         """Engines that some worker has given up, with the reason."""
-        answers = await self._ask_workers("engine state", AgentActor.engines_down)
+        answers = await ask_living(self.workers, "engine state", ASK_TIMEOUT, AgentActor.engines_down)
         return {name: why for down in answers for name, why in down.items()}
 
     async def replace_silent_workers(self) -> None:
@@ -103,30 +98,10 @@ class RayRollout:
         await asyncio.gather(*(self._replace_if_silent(number, worker) for number, worker in enumerate(self.workers)))
 
     async def _replace_if_silent(self, number: int, worker: Remote[AgentActor]) -> None:
-        ref = worker.ask(AgentActor.engines_down)
         try:
-            await gather([ref], what="sign of life", names=[worker.name], timeout=self._silence)
+            await ask_all([worker], "sign of life", self._silence, AgentActor.engines_down)
         except WorkerDiedError as error:
             await self._replace(number, worker, str(error))
-
-    async def _ask_workers(
-        self,
-        what: str,
-        method: Callable[Concatenate[AgentActor, P], Coroutine[Any, Any, R]],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> list[R]:
-        calls = (
-            gather([worker.ask(method, *args, **kwargs)], what=what, names=[worker.name], timeout=ASK_TIMEOUT)
-            for worker in self.workers
-        )
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, WorkerDiedError):
-                log.warning("%s", answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-        return [answer[0] for answer in answers if not isinstance(answer, BaseException)]
 
     def fail(self, error: BaseException) -> None:
         """End the run: every group that is or will be under way raises `error`."""

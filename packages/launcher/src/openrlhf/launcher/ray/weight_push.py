@@ -16,6 +16,7 @@ from openrlhf.launcher.ray.engine_client import RayEngineClient
 from openrlhf.launcher.ray.engine_fleet import STEP_TIMEOUT, EngineFleet
 from openrlhf.launcher.ray.learner_actor import Transfer
 from openrlhf.launcher.ray.rank_group import RankGroup
+from openrlhf.launcher.ray.remote import ask_all
 from openrlhf.rollout.engine import EngineControl
 from openrlhf.rollout.requests import GenerateRequest
 from openrlhf.rollout.sync_check import SyncError, Tolerance, compare, measured_tolerance
@@ -141,13 +142,14 @@ class WeightPush:
         return metrics | {"timing/broadcast": took, "rollout/push_bytes": float(self.last_bytes)}
 
     async def _try_once(self, policy: RankGroup, version: int, pause: Pause | None) -> dict[str, float]:
+        engines = self._fleet.engines
         await self._fleet.wake_weights()
         if pause is not None:
-            await self._fleet.ask("engine pause", STEP_TIMEOUT, EngineControl.pause, clear_cache=pause.clear_cache)
+            await ask_all(engines, "engine pause", STEP_TIMEOUT, EngineControl.pause, clear_cache=pause.clear_cache)
         await self._push_once(policy, version)
         await self._fleet.wake_cache()
         if pause is not None:
-            await self._fleet.ask("engine resume", STEP_TIMEOUT, EngineControl.resume)
+            await ask_all(engines, "engine resume", STEP_TIMEOUT, EngineControl.resume)
         pushed = time.perf_counter()
         return await self._check(policy) | {"timing/sync_check": time.perf_counter() - pushed}
 
@@ -162,9 +164,8 @@ class WeightPush:
         assert self._plan is not None
         sending = policy.wait(policy.call_actor("push", version), f"weight push {version}", PUSH_TIMEOUT)
         if self._backend == "gloo":
-            push = f"weight push {version}"
-            receiving = self._fleet.ask(push, PUSH_TIMEOUT, EngineControl.receive_weights, self._plan, version)
-            await _both(sending, receiving)
+            what, method = f"weight push {version}", EngineControl.receive_weights
+            await _both(sending, ask_all(self._fleet.engines, what, PUSH_TIMEOUT, method, self._plan, version))
         else:  # vLLM's trainer engine in rank 0 calls the engines
             await sending
         self.last_bytes = self._plan.nbytes
@@ -200,7 +201,7 @@ class WeightPush:
             refs.append(policy.call("check_logprobs", self._rows, bits=plan.bits))
         (own, *rounded), engines = await _both(
             asyncio.gather(*(policy.wait(ref, "sync check", CHECK_TIMEOUT) for ref in refs)),
-            fleet.ask("sync check", CHECK_TIMEOUT, EngineControl.score, self._rows),
+            ask_all(fleet.engines, "sync check", CHECK_TIMEOUT, EngineControl.score, self._rows),
         )
         tolerance = plan.tolerance
         if tolerance is None:
