@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from openrlhf.core.config import KLConfig, KLEstimator
-from openrlhf.core.kl import AdaptiveKLController, FixedKLController, kl_estimate, make_kl_controller
+from openrlhf.core.kl import KLController, kl_estimate
 from support.core_helpers import INF, NAN, AdamState, adam_step, check, gradient
 
 F64 = torch.float64
@@ -96,8 +96,7 @@ def test_errors() -> None:
 
 
 def test_fixed_controller_never_moves() -> None:
-    controller = make_kl_controller(KLConfig(init_coef=0.05))
-    assert isinstance(controller, FixedKLController)
+    controller = KLController(KLConfig(init_coef=0.05))
     controller.update(100.0, 10_000)
     assert controller.value == 0.05
 
@@ -116,22 +115,22 @@ def test_fixed_controller_never_moves() -> None:
     ],
 )
 def test_adaptive_controller(kl: float, n: int, expected: float) -> None:
-    controller = make_kl_controller(KLConfig(init_coef=0.1, target=6.0, horizon=10_000))
+    controller = KLController(KLConfig(init_coef=0.1, target=6.0, horizon=10_000))
     controller.update(kl, n)
     assert controller.value == pytest.approx(expected, rel=1e-12)
 
 
 def test_adaptive_controller_reaches_its_target() -> None:
-    controller = AdaptiveKLController(0.01, target=0.05, horizon=1000)
+    controller = KLController(KLConfig(init_coef=0.01, target=0.05, horizon=1000))
     for _ in range(400):  # a policy whose KL is inversely proportional to the coefficient
         controller.update(0.01 / controller.value, 100)
     assert 0.01 / controller.value == pytest.approx(0.05, rel=1e-3)
 
 
 def test_controller_state_round_trip() -> None:
-    first = AdaptiveKLController(0.1, target=1.0, horizon=100)
+    first = KLController(KLConfig(init_coef=0.1, target=1.0, horizon=100))
     first.update(5.0, 50)
-    second = AdaptiveKLController(0.1, target=1.0, horizon=100)
+    second = KLController(KLConfig(init_coef=0.1, target=1.0, horizon=100))
     second.load_state_dict(first.state_dict())
     first.update(3.0, 50)
     second.update(3.0, 50)
@@ -149,7 +148,7 @@ def test_controller_state_round_trip() -> None:
 )
 def test_controller_errors(config: KLConfig, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make_kl_controller(config)
+        KLController(config)
 
 
 def test_k2_of_two_equal_log_probs_has_zero_gradient() -> None:

@@ -1,4 +1,4 @@
-"""Per-token estimates of KL(policy || reference), and the controllers of their coefficient.
+"""Per-token estimates of KL(policy || reference), and the controller of their coefficient.
 
 Estimators: J. Schulman, "Approximating KL divergence" (2020). Adaptive controller: Ziegler et al., "Fine-Tuning
 Language Models from Human Preferences" (2019), section 2.2.
@@ -7,7 +7,6 @@ Language Models from Human Preferences" (2019), section 2.2.
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -53,79 +52,41 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) 
     raise ValueError(f"`kl.estimator` {estimator!r} is unknown: choose k1, k2 or k3")
 
 
-class KLController(Protocol):
-    """Holds the KL coefficient. Its state belongs into checkpoints."""
+class KLController:
+    """The KL coefficient `value`: constant, or with a target under proportional control in log space.
 
-    @property
-    def value(self) -> float:
-        """The coefficient, at least 0."""
-        ...
-
-    def update(self, kl: float, n_samples: int) -> None:
-        """Take notice of the mean KL per token over the last n_samples samples."""
-        ...
-
-    def state_dict(self) -> dict[str, float]:
-        """Plain numbers, exact in JSON."""
-        ...
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        """Go on from what `state_dict` gave."""
-        ...
-
-
-class FixedKLController:
-    """A constant coefficient.
+    Then an update does value *= 1 + clip(kl / target - 1, -0.2, 0.2) * n_samples / horizon. Differs from the paper in
+    that one update shrinks the coefficient by 90 % at most (the paper's would turn negative when n_samples exceeds five
+    horizons), and in that the KL is the mean per token, not per sample. Its state belongs into checkpoints.
 
     Raises:
-        ValueError: value < 0.
+        ValueError: the coefficient < 0, target or horizon not > 0.
     """
 
-    def __init__(self, value: float) -> None:
-        if value < 0:
-            raise ValueError(f"`kl.init_coef` must be >= 0, got {value!r}")
-        self.value = value
+    def __init__(self, config: KLConfig) -> None:
+        if config.init_coef < 0:
+            raise ValueError(f"`kl.init_coef` must be >= 0, got {config.init_coef!r}")
+        for name, number in (("target", config.target), ("horizon", config.horizon)):
+            if config.target is not None and number is not None and number <= 0:
+                raise ValueError(f"`kl.{name}` must be > 0, got {number!r}")
+        self.value = config.init_coef
+        self.target = config.target
+        self.horizon = config.horizon
 
     def update(self, kl: float, n_samples: int) -> None:
-        """Changes nothing."""
+        """Move the coefficient up if kl (mean per token over the last n_samples samples) exceeds the target, else down.
 
-    def state_dict(self) -> dict[str, float]:
-        return {"value": self.value}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self.value = float(state["value"])
-
-
-class AdaptiveKLController(FixedKLController):
-    """Proportional control in log space: value *= 1 + clip(kl / target - 1, -0.2, 0.2) * n_samples / horizon.
-
-    Differs from the paper in that one update shrinks the coefficient by 90 % at most (the paper's would turn
-    negative when n_samples exceeds five horizons), and in that the KL is the mean per token, not per sample. A KL that
-    is not finite changes nothing.
-
-    Raises:
-        ValueError: value < 0, target or horizon not > 0.
-    """
-
-    def __init__(self, value: float, target: float, horizon: int) -> None:
-        super().__init__(value)
-        if target <= 0:
-            raise ValueError(f"`kl.target` must be > 0, got {target!r}")
-        if horizon <= 0:
-            raise ValueError(f"`kl.horizon` must be > 0, got {horizon!r}")
-        self.target = target
-        self.horizon = horizon
-
-    def update(self, kl: float, n_samples: int) -> None:
-        """Move the coefficient up if kl (mean per token) exceeds the target, else down."""
-        if not math.isfinite(kl):
+        A KL that is not finite changes nothing.
+        """
+        if self.target is None or not math.isfinite(kl):
             return
         error = min(max(kl / self.target - 1.0, -_MAX_RELATIVE_ERROR), _MAX_RELATIVE_ERROR)
         self.value *= max(1.0 + error * n_samples / self.horizon, _MIN_FACTOR)
 
+    def state_dict(self) -> dict[str, float]:
+        """Plain numbers, exact in JSON."""
+        return {"value": self.value}
 
-def make_kl_controller(config: KLConfig) -> KLController:
-    """The adaptive controller if config.target is given, else the fixed one."""
-    if config.target is None:
-        return FixedKLController(config.init_coef)
-    return AdaptiveKLController(config.init_coef, config.target, config.horizon)
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Go on from what `state_dict` gave."""
+        self.value = float(state["value"])

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from openrlhf.agents.types import PromptItem
-from openrlhf.core.kl import make_kl_controller
+from openrlhf.core.kl import KLController
 from openrlhf.core.rewards import RunningRewardNorm
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.logging.sinks import GeneratedSample
@@ -94,7 +94,7 @@ class Trainer:
         self.config = config
         self.parts = parts
         self.state = TrainerState()
-        self.kl = make_kl_controller(config.algo.kl)
+        self.kl = KLController(config.algo.kl)
         self.norm = RunningRewardNorm() if config.reward.normalize_enable else None
         self.pipeline = make_pipeline(config, parts.rollout, parts.prompts, reward_stream(config, parts.learner))
         self.metrics: dict[str, float] = {}
