@@ -116,6 +116,6 @@ def _author_frame(frame: FrameType | None) -> FrameType | None:
 
 def exit_process(blocked: Blocked) -> None:
     """For a worker that its owner replaces: a blocked loop cannot be ended in any other way."""
-    sys.stderr.write(f"{blocked}\n")
-    sys.stderr.flush()
+    logger.error("%s: this process ends and is replaced", blocked)
+    logging.shutdown()
     os._exit(BLOCKED_EXIT_CODE)

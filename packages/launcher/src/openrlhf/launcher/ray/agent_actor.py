@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from openrlhf.agents.proxies import keep_loopback_direct
 from openrlhf.agents.reward_process import RewardPool
 from openrlhf.agents.rewards import require_reward
 from openrlhf.agents.types import PromptItem, Trajectory
-from openrlhf.agents.watchdog import Blocked
+from openrlhf.agents.watchdog import exit_process
 from openrlhf.agents.worker import AgentWorker
 from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_client import RayEngineClient
@@ -28,11 +27,6 @@ from openrlhf.launcher.trainer.protocols import EvalRequest, SampleInfo
 from openrlhf.launcher.trainer.samples import sample_info
 from openrlhf.launcher.vision import ImageProcessor
 from openrlhf.rollout.router import EngineClient, Router
-
-log = logging.getLogger(__name__)
-
-BLOCKED_EXIT = 86
-"""Exit code of a worker whose event loop an agent blocked; the controller starts another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +112,7 @@ async def build_worker(spec: AgentSpec, clients: Sequence[EngineClient], number:
         load_tokenizer(spec.tokenizer_path),
         spec.settings,
         image_reader=ImageProcessor(spec.tokenizer_path) if spec.vision else None,
-        on_blocked=_leave,
+        on_blocked=exit_process,
         closers=[] if source is None else [source.close],
     )
     await worker.start()
@@ -135,10 +129,3 @@ async def reward_source(spec: AgentSpec) -> RewardPool | HttpRewardSource | None
         retry = RetryPolicy(timeout=spec.reward_timeout)
         return HttpRewardSource(spec.reward_urls, api_key=spec.reward_api_key, retry=retry)
     return None
-
-
-def _leave(blocked: Blocked) -> None:
-    """A blocked loop can't be interrupted from inside: end the process, its groups are rolled out elsewhere."""
-    log.error("%s: this agent worker ends and is replaced", blocked)
-    logging.shutdown()
-    os._exit(BLOCKED_EXIT)

@@ -158,11 +158,6 @@ def make_folders(path: Path) -> list[Path]:
     return made
 
 
-def holder_of(folder: Path) -> Holder | None:
-    """Who holds the folder, or held it and was killed; None without a mark."""
-    return _read(folder / LOCK)
-
-
 def _take(folder: Path, name: str, silence: float) -> int:
     """The open lock file, locked and signed."""
     handle, exact = _open_locked(folder, name)
