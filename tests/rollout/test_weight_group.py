@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -116,3 +117,27 @@ def test_it_leaves_torch_distributed_alone(pool: ThreadPoolExecutor) -> None:
     sender.close()
     engine.close()
     assert threading.active_count() < 30
+
+
+def test_an_engine_that_fails_while_it_loads_frees_the_trainer_at_once(pool: ThreadPoolExecutor) -> None:
+    named = [(f"t{i}", torch.zeros(12_000)) for i in range(40)]
+    plan = plan_buckets(specs_of(named), 50_000)
+    sender = WeightSender(timeout_s=20)
+    (group,) = connect(sender, pool, 1)
+    errors = []  # their tracebacks go on referring to what was under way
+
+    def load() -> None:
+        try:
+            for name, _ in group.receive(plan, 1):
+                if name == "t5":
+                    raise ValueError("load broke")
+        except ValueError as error:
+            group.close()
+            errors.append(error)
+
+    loading, began = pool.submit(load), time.monotonic()
+    with pytest.raises(RuntimeError):
+        sender.send([named], plan, 1)
+    assert time.monotonic() - began < 10
+    loading.result(5)
+    assert len(errors) == 1

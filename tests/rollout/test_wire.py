@@ -7,6 +7,7 @@ from openrlhf.rollout.weights.wire import (
     BucketPlan,
     Packer,
     TensorSpec,
+    aligned,
     plan_buckets,
     specs_of,
     torch_dtype,
@@ -30,6 +31,17 @@ def test_buckets_keep_the_order_and_close_at_size_and_dtype() -> None:
     assert [b.dtype for b in plan.buckets] == ["float32", "int64", "float32"]
     assert [b.numel for b in plan.buckets] == [16, 2, 4]
     assert plan.nbytes == 64 + 16 + 16
+
+
+def test_tensors_that_would_leave_the_next_one_between_two_places_travel_wider() -> None:
+    specs = [TensorSpec("a", "bfloat16", (3,)), TensorSpec("b", "float32", (1,)), TensorSpec("c", "bfloat16", (2, 5))]
+    assert [(s.name, s.dtype, s.nbytes) for s in aligned(specs)] == [
+        ("a", "float32", 12),
+        ("b", "float32", 4),
+        ("c", "bfloat16", 20),
+    ]
+    assert aligned([specs[0], specs[2]]) == [specs[0], specs[2]]  # of one dtype: any place is right
+    assert aligned([]) == []
 
 
 def test_a_tensor_larger_than_a_bucket_travels_alone() -> None:

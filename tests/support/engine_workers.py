@@ -25,12 +25,15 @@ LAYER_PARTS = (".self_attn.", ".mlp.")
 
 
 class Loaded(nn.Module):
-    """Holds tensors of these shapes in layers like those of an engine's model; `faults` are raised while loading."""
+    """Holds tensors of these shapes in layers like those of an engine's model.
+
+    faults: what is raised once a tensor of this name has been loaded, each one time.
+    """
 
     def __init__(self, like: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.places: dict[str, tuple[str, str]] = {}
-        self.faults: list[BaseException] = []
+        self.faults: dict[str, BaseException] = {}
         layers: dict[str, nn.Module] = {}
         for name, tensor in like.items():
             part = next((p for p in LAYER_PARTS if p in name), None)
@@ -46,14 +49,18 @@ class Loaded(nn.Module):
         return getattr(self.layers[layer], rest)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """As models of vLLM do it: through the parameter's loader, which the reload has wrapped."""
+        """As models of vLLM do it: through the parameters' loaders, which the reload has wrapped.
+
+        The parameters are those of the beginning, also where the reload puts a finished layer's own in their place.
+        """
         from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
+        parameters = {name: self.parameter(name) for name in self.places}
         for name, tensor in weights:
-            parameter = self.parameter(name)
+            parameter = parameters[name]
             getattr(parameter, "weight_loader", default_weight_loader)(parameter, tensor)
-        if self.faults:
-            raise self.faults.pop()
+            if name in self.faults:
+                raise self.faults.pop(name)
 
     def state(self) -> dict[str, Tensor]:
         """Copies by the trainer's names."""

@@ -24,7 +24,7 @@ from openrlhf.learner.learner import Learner
 from openrlhf.learner.objective import PolicyObjective
 from openrlhf.rollout.engine import EngineControl
 from openrlhf.rollout.weights.guard import GuardedGroup
-from openrlhf.rollout.weights.wire import BucketPlan, TensorSpec, plan_buckets, specs_of
+from openrlhf.rollout.weights.wire import BucketPlan, TensorSpec, aligned, plan_buckets, specs_of
 from support import cuda_stand_in
 from support.cuda_stand_in import stand_in_for_cuda
 from support.engine_workers import Engines, Loaded, answers, worker
@@ -39,6 +39,7 @@ BUCKET = 20_000
 SILENCE_S = 3.0
 """Bound of waits in a push that must fail; those that must succeed get more, since the machine may be busy."""
 PATIENCE_S = 60.0
+HALF_OF_A_LAYER = "model.layers.1.self_attn.k_proj.weight"
 OBJECTIVE = PolicyObjective(config=PolicyLossConfig())
 
 
@@ -164,10 +165,10 @@ def pushes(backend: str, stage: int, model: str, *, trained: bool) -> Case:
 
 
 def break_engine(own: Run) -> str:
-    """The last worker fails while it loads."""
+    """The last worker fails while it loads, with some of a layer's tensors there and others not."""
     if own.engines is not None:
-        own.engines.models[-1].faults.append(RuntimeError("load broke"))
-    return "load broke|did not answer within"
+        own.engines.models[-1].faults[HALF_OF_A_LAYER] = RuntimeError("load broke")
+    return "load broke|did not answer within|closed|closure|reset|Timed out"
 
 
 def silence_engine(own: Run) -> str:
@@ -242,9 +243,7 @@ def silent_trainer(rank: int, world: int, folder: Path) -> dict[str, str]:
         own.wait_no_longer_than(SILENCE_S)
         said = ""
         if own.engines is not None:
-            tensors = own.actor.plan.tensors
-            told = {"names": [t.name for t in tensors], "dtype_names": [t.dtype for t in tensors]}
-            told["shapes"] = [list(t.shape) for t in tensors]
+            told = announced(own.actor.plan)
             try:
                 refs = [engine.ask(EngineControl.start_weight_update) for engine in own.engines.remotes]
                 answers(refs, what="start", timeout=30)
@@ -314,13 +313,7 @@ def streams(buffers: int) -> Case:
                 sender.send(gathered, plan, 1)
                 sent = list(checker.found)
                 receiver.start_weight_update()
-                receiver.update_weights(
-                    {
-                        "names": [t.name for t in plan.tensors],
-                        "dtype_names": [t.dtype for t in plan.tensors],
-                        "shapes": [list(t.shape) for t in plan.tensors],
-                    }
-                )
+                receiver.update_weights(announced(plan))
             receiver.finish_weight_update()
         state = model.state()
         different = [name for name in held if not torch.equal(state[name], held[name])]
@@ -329,8 +322,54 @@ def streams(buffers: int) -> Case:
     return case
 
 
+def mixed(rank: int, world: int, folder: Path) -> dict[str, list[str]]:
+    """Pushes over nccl and ipc of tensors of two dtypes, with an odd number of the narrower one first."""
+    from vllm.distributed.weight_transfer import nccl_engine
+
+    from openrlhf.rollout.weights import cuda_sender
+
+    held = {
+        "model.norm.weight": torch.arange(3).bfloat16(),
+        "model.layers.0.mlp.gate.weight": torch.arange(4.0) / 3,
+        "model.layers.0.mlp.up_proj.weight": torch.arange(10).bfloat16(),
+    }
+    plan = plan_buckets(aligned(specs_of(held.items())), BUCKET)
+    found: dict[str, list[str]] = {}
+    with stand_in_for_cuda(folder, 0):
+        for backend in ("nccl", "ipc"):
+            model, pipe = Loaded(held), SameProcess(StreamChecker())
+            made = worker(backend, model, rank=0, device=0, timeout_s=60)
+            receiver = made.weight_transfer_engine
+            engines: Any = made if backend == "ipc" else mock.Mock()
+            made.finish_weight_update = lambda _=None, made=made: type(made).finish_weight_update(made)
+            sender: Any = (
+                cuda_sender.IpcSender(rank=0, buffer_bytes=BUCKET, engines=engines)
+                if backend == "ipc"
+                else cuda_sender.NcclSender(master_address="", buffer_bytes=BUCKET, engines=engines)
+            )
+            sender.open(2, 1)
+            with mock.patch.object(nccl_engine, "open_trainer_endpoint", return_value=pipe):
+                sender.connect()
+            sender.send([list(held.items())], plan, 1)
+            if backend == "nccl":
+                receiver.packed, receiver.packed_buffer_size_bytes, receiver.packed_num_buffers = True, BUCKET, 1
+                receiver._guard = GuardedGroup(pipe.receiving())
+                made.start_weight_update()
+                made.update_weights(announced(plan))
+                made.finish_weight_update()
+            state = model.state()
+            found[backend] = [name for name in held if not torch.equal(state[name], held[name])]
+    return found
+
+
+def announced(plan: BucketPlan) -> dict[str, Any]:
+    """What engines are told of a push over nccl."""
+    told: dict[str, Any] = {"names": [t.name for t in plan.tensors], "dtype_names": [t.dtype for t in plan.tensors]}
+    return told | {"shapes": [list(t.shape) for t in plan.tensors]}
+
+
 MODELS = ("qwen3", "untied")
-BACKENDS = ("nccl", "ipc")
+BACKENDS = ("nccl", "ipc", "gloo")
 ALL_FAULTS = {"gloo": ("engine-fails", "trainer-fails"), "nccl": tuple(FAULTS), "ipc": tuple(FAULTS)}
 CASES: dict[str, Case] = {
     **{
@@ -348,6 +387,7 @@ CASES: dict[str, Case] = {
     **{f"failures-{backend}": failures(backend, 3, ALL_FAULTS[backend]) for backend in ALL_FAULTS},
     "streams-1": streams(1),
     "streams-2": streams(2),
+    "mixed": mixed,
     "silent_trainer": silent_trainer,
     "lost_in_meeting": lost_in_meeting,
 }

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from support.learner_models import save_tiny_model
-from support.learner_ranks import RankResults, needed_cases, run_cases
+from support.learner_ranks import TIMEOUT, RankResults, needed_cases, run_cases
+
+CASE_S = 30.0
+"""Bound of one case where many run one after the other on a busy machine."""
 
 
 @pytest.fixture(scope="session")
@@ -16,4 +19,6 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder: Path = tmp_path_factory.mktemp("transports")
     save_tiny_model(folder / "qwen3")
     save_tiny_model(folder / "untied", tie=False)
-    return run_cases(needed_cases(request.session, "RANK_CASES"), folder, ("support.transport_cases",))
+    needed = needed_cases(request.session, "RANK_CASES")
+    bound = max(TIMEOUT, CASE_S * sum(len(names) for names in needed.values()))
+    return run_cases(needed, folder, ("support.transport_cases",), bound)

@@ -17,7 +17,7 @@ FEW = {
     1: ["push-nccl-1-untied", "push-ipc-0-qwen3"],
     2: ["push-nccl-3-qwen3", "trained-nccl-0-untied", "push-ipc-3-untied", "trained-ipc-2-qwen3", "push-ipc-1-untied"],
 }
-RANK_CASES = FEW
+RANK_CASES = {**FEW, 1: [*FEW[1], "mixed"]}
 
 
 @pytest.mark.parametrize(("world", "case"), [(world, case) for world, cases in FEW.items() for case in cases])
@@ -26,3 +26,7 @@ def test_engines_load_what_the_trainer_holds(ranks: RankResults, world: int, cas
     assert [outcome["different"] for outcome in outcomes] == [[]] * world
     assert ("lm_head.weight" in outcomes[0]["names"]) is ("untied" in case)
     assert len(outcomes[0]["names"]) > 20
+
+
+def test_tensors_of_two_dtypes_in_one_message(ranks: RankResults) -> None:
+    assert result(ranks, "mixed", 1) == [{"nccl": [], "ipc": []}]

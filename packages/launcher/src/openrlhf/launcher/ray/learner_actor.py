@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from openrlhf.launcher.trainer.rank_config import RankConfig
+    from openrlhf.learner.learner import Learner
     from openrlhf.learner.spec import LearnerSpec
-    from openrlhf.rollout.weights.wire import BucketPlan
+    from openrlhf.rollout.weights.wire import BucketPlan, TensorSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +123,14 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
+def wire_specs(learner: Learner, *, skip_frozen: bool = False) -> list[TensorSpec]:
+    """The learner's weights as a push moves them, in the order of its stream."""
+    from openrlhf.rollout.weights.wire import TensorSpec, aligned
+
+    infos = learner.weight_metadata(skip_frozen=skip_frozen)
+    return aligned([TensorSpec(i.name, str(i.dtype).removeprefix("torch."), i.shape) for i in infos])
+
+
 class LearnerActor:
     """A policy, critic, reference or reward rank. Methods are collective over the role's ranks unless they say so."""
 
@@ -156,7 +165,7 @@ class LearnerActor:
     def open_weight_group(self, world_size: int, generation: int, transfer: Transfer, bucket_bytes: int) -> Any:
         """The meeting point of a new weight group. Rank 0 sends; with CUDA IPC every rank does, to its own device."""
         if self.sender is None or transfer.backend != "gloo":
-            largest = max(info.nbytes for info in self.trainer.learner.weight_metadata())
+            largest = max(spec.nbytes for spec in wire_specs(self.trainer.learner))
             if self.sender is not None:
                 self.sender.close()
             self.sender = transfer.sender(self.rank, max(bucket_bytes, largest))
@@ -170,13 +179,11 @@ class LearnerActor:
 
     def plan_push(self, bucket_bytes: int, skip_frozen: bool) -> BucketPlan:
         """All ranks: what pushes move from now on, in which buckets. skip_frozen: only what is trained."""
-        from openrlhf.rollout.weights.wire import TensorSpec, plan_buckets
+        from openrlhf.rollout.weights.wire import plan_buckets
 
         self.bucket_bytes = bucket_bytes
         self.skip_frozen = skip_frozen
-        infos = self.trainer.learner.weight_metadata(skip_frozen=skip_frozen)
-        specs = [TensorSpec(i.name, str(i.dtype).removeprefix("torch."), i.shape) for i in infos]
-        self.plan = plan_buckets(specs, bucket_bytes)
+        self.plan = plan_buckets(wire_specs(self.trainer.learner, skip_frozen=skip_frozen), bucket_bytes)
         return self.plan
 
     def push(self, version: int) -> None:

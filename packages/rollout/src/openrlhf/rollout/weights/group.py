@@ -8,7 +8,7 @@ of the next generation is made, since survivors of a broken group cannot be trus
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -51,6 +51,7 @@ class WeightGroup:
         self.address = address
         self.rank = rank
         self._store: Store | None = store
+        self._stream: Generator[tuple[str, Tensor], None, None] | None = None
         self._group: Any = None  # a ProcessGroupGloo; its methods are not in torch's type stubs
 
     @classmethod
@@ -114,6 +115,10 @@ class WeightGroup:
         Every bucket gets memory of its own: vLLM keeps views of tensors until their layer is complete. Raises
         RuntimeError when the sender is gone, or follows another plan or version than this engine was told.
         """
+        self._stream = self._receive(plan, version)
+        return self._stream
+
+    def _receive(self, plan: BucketPlan, version: int) -> Generator[tuple[str, Tensor], None, None]:
         got = torch.empty(2, dtype=torch.int64)
         self.broadcast(got).wait()
         if got.tolist() != [version, plan.digest]:
@@ -139,6 +144,8 @@ class WeightGroup:
 
     def close(self) -> None:
         """Drop the connections; peers that wait for this rank get an error at once."""
+        if self._stream is not None:
+            self._stream.close()  # what it still receives would keep the connections, as long as an error refers to it
         if self._group is not None:
             self._group.abort()
         self._group = None

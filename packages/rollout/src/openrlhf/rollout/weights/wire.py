@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -98,6 +98,18 @@ def specs_of(named: Iterable[tuple[str, Tensor]], dtype: str | None = None) -> l
         own = str(tensor.dtype).removeprefix("torch.")
         specs.append(TensorSpec(name, dtype if dtype and tensor.is_floating_point() else own, tuple(tensor.shape)))
     return specs
+
+
+def aligned(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """The tensors with wire dtypes that let them lie one behind the other, every number at a multiple of its size.
+
+    Upstream fault (vLLM 0.32): its receivers view the bytes of a message as numbers where they lie, which torch refuses
+    behind an odd number of narrower ones (three bf16 before fp32). Such a tensor travels in the widest dtype of all,
+    which holds its numbers exactly; the engine casts it back. Can go once vLLM pads its messages.
+    """
+    widest = max((s.dtype for s in specs), key=lambda name: torch_dtype(name).itemsize, default="float32")
+    size = torch_dtype(widest).itemsize
+    return [s if s.nbytes % size == 0 else replace(s, dtype=widest) for s in specs]
 
 
 def plan_buckets(specs: Iterable[TensorSpec], bucket_bytes: int) -> BucketPlan:
