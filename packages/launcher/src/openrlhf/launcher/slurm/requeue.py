@@ -8,11 +8,12 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from openrlhf.learner.checkpoint_dir import STEP_NAME
+
 REQUEUE_EXIT = 85
 """Exit status of the step: the batch script requeues the job. The same number as the trainer's "saved" status."""
 REFUSED_EXIT = 86
 """The run was warned or lost a node, and may not be requeued."""
-_CHECKPOINT = re.compile(r"global_step(\d+)")
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ def newest_step(checkpoints: Path | None) -> int:
     """The step of the newest complete checkpoint; -1 without one."""
     if checkpoints is None or not checkpoints.is_dir():
         return -1
-    matches = [_CHECKPOINT.fullmatch(path.name) for path in checkpoints.iterdir()]
+    matches = [STEP_NAME.fullmatch(path.name) for path in checkpoints.iterdir()]
     return max((int(m[1]) for m in matches if m), default=-1)
 
 

@@ -167,7 +167,8 @@ class HeadRun:
             self._wait_for_nodes()
             return self._train()
         finally:
-            self._end_trainer()
+            if self.trainer is not None:
+                ray_node.end_child(self.trainer, END_SECONDS)
             self.head.end()
             self.ray.stop()
 
@@ -249,16 +250,6 @@ class HeadRun:
             after=newest_step(self.checkpoints) if self.checkpoints else 0,
             preempted=was_preempted(self.here.job_id),
         )
-
-    def _end_trainer(self) -> None:
-        if self.trainer is None or self.trainer.poll() is not None:
-            return
-        self.trainer.send_signal(signal.SIGTERM)
-        try:
-            self.trainer.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.trainer.kill()
-            self.trainer.wait()
 
 
 class WorkerRun:
