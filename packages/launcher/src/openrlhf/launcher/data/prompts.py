@@ -211,20 +211,16 @@ def _scan(rows: Rows, reader: PromptReader, counter: TokenCounter, lossy: Droppe
         raise ValueError(f"{lossy.flag}: {rows.name} has no rows")
     data = reader.data
     require_fields(rows, prompt_fields(data))
-    lengths = _Lengths(reader, counter, size)
+    prompts = _DistinctPrompts(reader, counter)
+    numbers = np.empty(size, dtype=np.int64)
     labels = 0
     for index, row in enumerate(islice(rows, size)):
-        field = data.input_key
+        field = data.image_key
         try:
-            field = data.image_key
             images = reader.images(row)
             field = data.input_key
-            prompt = lengths.key(row)
-            if not lengths.seen(index, prompt):
-                lengths.add(index, prompt, reader.render(row), measure=not images)
-                if reader.renderer.lost:
-                    lengths.lost[prompt] = reader.renderer.lost[:1]
-            lossy.add(rows.where(index), lengths.lost.get(prompt, ()))
+            numbers[index] = prompt = prompts.number(row, len(images))
+            lossy.add(rows.where(index), prompts.lost.get(prompt, ()))
             field = data.label_key or ""
             check_label(lookup(row, field))
             field = data.image_key
@@ -235,61 +231,51 @@ def _scan(rows: Rows, reader: PromptReader, counter: TokenCounter, lossy: Droppe
         labels += data.label_key is None or has_key(row, data.label_key)
     if labels == 0:
         raise ValueError(no_field("--data.label_key", str(data.label_key), rows))
-    return lengths.finish()
+    return prompts.overlong()[numbers]
 
 
-class _Lengths:
-    """Which rows are too long, with one rendering and one tokenisation per distinct prompt, in batches."""
+class _DistinctPrompts:
+    """The prompts of many rows, each rendered and measured once; measured in batches. lost: see `ChatRenderer`."""
 
-    def __init__(self, reader: PromptReader, counter: TokenCounter, size: int) -> None:
+    def __init__(self, reader: PromptReader, counter: TokenCounter) -> None:
         self._reader = reader
         self._counter = counter
-        self._overlong = np.zeros(size, dtype=bool)
-        self._known: dict[int, bool] = {}
-        self._texts: dict[int, str] = {}
-        self._rows: dict[int, list[int]] = {}
+        self._numbers: dict[int, int] = {}
+        self._overlong = bytearray()
+        self._waiting: dict[int, str] = {}
         self.lost: dict[int, list[Lost]] = {}
-        """Prompt -> what the chat template leaves out of it."""
 
-    def key(self, row: Row) -> int:
-        """The same number for rows whose prompts have the same length."""
-        data = self._reader.data
-        return hash(repr((lookup(row, data.input_key), row.get("tools"), len(self._reader.images(row)))))
+    def number(self, row: Row, images: int) -> int:
+        """The same for rows with the same prompt. Raises PromptError for one that cannot be rendered.
 
-    def seen(self, index: int, key: int) -> bool:
-        """True, and the row is settled, where the same prompt came before."""
-        known = self._known.get(key)
-        if known is not None:
-            self._overlong[index] = known
-        elif key in self._texts:
-            self._rows[key].append(index)
-        return known is not None or key in self._texts
+        Prompts with images are measured by the engine, not here.
+        """
+        key = hash(repr((lookup(row, self._reader.data.input_key), row.get("tools"), images)))
+        if key in self._numbers:
+            return self._numbers[key]
+        text = self._reader.render(row)
+        if len(self._numbers) >= _CACHE_LIMIT:
+            self._numbers.clear()
+        number = self._numbers[key] = len(self._overlong)
+        self._overlong.append(False)
+        if self._reader.renderer.lost:
+            self.lost[number] = self._reader.renderer.lost[:1]
+        if not images and not self._reader.surely_fits(text):
+            self._waiting[number] = text
+            if len(self._waiting) >= self._counter.batch:
+                self._measure()
+        return number
 
-    def add(self, index: int, key: int, text: str, *, measure: bool) -> None:
-        """A new prompt with its rendered text. Prompts with images are measured by the engine, not here."""
-        if len(self._known) >= _CACHE_LIMIT:
-            self._known.clear()
-        if not measure or self._reader.surely_fits(text):
-            self._known[key] = False
-            return
-        self._texts[key], self._rows[key] = text, [index]
-        if len(self._texts) >= self._counter.batch:
-            self._measure()
-
-    def finish(self) -> np.ndarray:
-        """True where a row is over the budget, [rows] bool."""
+    def overlong(self) -> np.ndarray:
+        """True where a prompt is over the budget, [prompts] bool."""
         self._measure()
-        return self._overlong
+        return np.frombuffer(self._overlong, dtype=bool)
 
     def _measure(self) -> None:
-        if not self._texts:
-            return
-        lengths = self._counter.count(list(self._texts.values()))
-        for key, length in zip(self._texts, lengths, strict=True):
-            self._known[key] = length > self._reader.budget
-            self._overlong[self._rows[key]] = self._known[key]
-        self._texts.clear()
-        self._rows.clear()
+        lengths = self._counter.count(list(self._waiting.values())) if self._waiting else []
+        for number, length in zip(self._waiting, lengths, strict=True):
+            self._overlong[number] = length > self._reader.budget
+        self._waiting.clear()
 
 
 def prompt_fields(data: DataConfig) -> list[tuple[str, str]]:

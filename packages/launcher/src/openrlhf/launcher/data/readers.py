@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 from openrlhf.agents.chat.template import PromptError
 from openrlhf.launcher.data.chat import ChatRenderer
@@ -41,6 +42,7 @@ class Unit:
         return sum(len(row.tokens) for row in self.rows)
 
 
+@dataclass(frozen=True, kw_only=True)
 class SftReader:
     """Rows of instructions.
 
@@ -48,46 +50,39 @@ class SftReader:
     it stands. output_key None: the input field holds the whole conversation.
     """
 
-    rows_per_unit = 1
+    rows_per_unit: ClassVar[int] = 1
 
-    def __init__(
-        self,
-        renderer: ChatRenderer,
-        *,
-        input_key: str,
-        output_key: str | None,
-        max_len: int,
-        multiturn: bool = False,
-        pretrain: bool = False,
-    ) -> None:
-        self.renderer = renderer
-        self._tokenize = SegmentTokenizer(renderer.tokenizer)
-        self._input_key = input_key
-        self._output_key = output_key
-        self._max_len = max_len
-        self._multiturn = multiturn
-        self._pretrain = pretrain
+    renderer: ChatRenderer
+    input_key: str
+    output_key: str | None
+    max_len: int
+    multiturn: bool = False
+    pretrain: bool = False
+
+    @cached_property
+    def _tokenize(self) -> SegmentTokenizer:
+        return SegmentTokenizer(self.renderer.tokenizer)
 
     @property
     def fields(self) -> list[tuple[str, str]]:
         """(flag, key) of the fields that some row must have."""
-        return sft_fields(self._input_key, self._output_key)
+        return sft_fields(self.input_key, self.output_key)
 
     def read(self, row: Row) -> list[Unit]:
         """The sequences of a row: one, or several where the chat template rewrites earlier turns.
 
         Raises PromptError for a row that makes no sense, DroppedRow for one that is too long.
         """
-        texts = [self._tokenize.row(segments).cut(self._max_len) for segments in self._segments(row)]
+        texts = [self._tokenize.row(segments).cut(self.max_len) for segments in self._segments(row)]
         kept = [Unit(rows=(text,)) for text in texts if text.trains]
         if not kept:
             raise DroppedRow(NO_ANSWER)
         return kept
 
     def _segments(self, row: Row) -> list[list[Segment]]:
-        value = field(row, self._input_key)
-        output = None if self._output_key is None else field(row, self._output_key)
-        if self._pretrain:
+        value = field(row, self.input_key)
+        output = None if self.output_key is None else field(row, self.output_key)
+        if self.pretrain:
             text = self.renderer.plain(value) + ("" if output is None else self.renderer.text(output))
             return [[Segment(ended(self.renderer, text), True)]]
         if not self.renderer.apply_chat_template:
@@ -96,45 +91,39 @@ class SftReader:
         if output is not None:
             messages = joined(messages, answer_messages(self.renderer, output))
         tools = row_tools(row)
-        texts = conversation_segments(self.renderer, messages, tools, every_turn=self._multiturn)
+        texts = conversation_segments(self.renderer, messages, tools, every_turn=self.multiturn)
         self.renderer.check(messages, tools, *written(texts))
         return texts
 
 
+@dataclass(frozen=True, kw_only=True)
 class PairReader:
     """Rows of preferences: a chosen and a rejected answer, with or without the prompt in a field of its own.
 
     margins: read the field `margin` (a number, or null for 0).
     """
 
-    rows_per_unit = 2
+    rows_per_unit: ClassVar[int] = 2
 
-    def __init__(
-        self,
-        renderer: ChatRenderer,
-        *,
-        prompt_key: str | None,
-        chosen_key: str,
-        rejected_key: str,
-        max_len: int,
-        margins: bool = False,
-    ) -> None:
-        self.renderer = renderer
-        self._tokenize = SegmentTokenizer(renderer.tokenizer)
-        self._prompt_key = prompt_key
-        self._chosen_key = chosen_key
-        self._rejected_key = rejected_key
-        self._max_len = max_len
-        self._margins = margins
+    renderer: ChatRenderer
+    prompt_key: str | None
+    chosen_key: str
+    rejected_key: str
+    max_len: int
+    margins: bool = False
+
+    @cached_property
+    def _tokenize(self) -> SegmentTokenizer:
+        return SegmentTokenizer(self.renderer.tokenizer)
 
     @property
     def fields(self) -> list[tuple[str, str]]:
         """(flag, key) of the fields that some row must have."""
-        return pair_fields(self._prompt_key, self._chosen_key, self._rejected_key, margins=self._margins)
+        return pair_fields(self.prompt_key, self.chosen_key, self.rejected_key, margins=self.margins)
 
     def read(self, row: Row) -> list[Unit]:
         """The pair of a row. Raises PromptError for a row that makes no sense, DroppedRow for one without a choice."""
-        chosen, rejected = (answer.cut(self._max_len) for answer in self._answers(row))
+        chosen, rejected = (answer.cut(self.max_len) for answer in self._answers(row))
         if chosen.tokens == rejected.tokens:
             raise DroppedRow(SAME_ANSWERS)
         if not (chosen.trains and rejected.trains):
@@ -142,8 +131,8 @@ class PairReader:
         return [Unit(rows=(chosen, rejected), margin=self._margin(row))]
 
     def _answers(self, row: Row) -> tuple[TokenRow, TokenRow]:
-        prompt = None if self._prompt_key is None else field(row, self._prompt_key)
-        values = field(row, self._chosen_key), field(row, self._rejected_key)
+        prompt = None if self.prompt_key is None else field(row, self.prompt_key)
+        values = field(row, self.chosen_key), field(row, self.rejected_key)
         if self.renderer.apply_chat_template:
             return self._conversations(row, prompt, values)
         if prompt is not None:
@@ -186,7 +175,7 @@ class PairReader:
         return joined(before, answer)
 
     def _margin(self, row: Row) -> float:
-        if not self._margins:
+        if not self.margins:
             return 0.0
         margin = lookup(row, "margin")
         if margin is None:

@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,27 +13,17 @@ import torch
 from openrlhf.agents.chat.template import PromptError
 from openrlhf.core.batch import Batch, pad_rows
 from openrlhf.launcher.data.blend import Blend, blend
-from openrlhf.launcher.data.chat import ChatRenderer
 from openrlhf.launcher.data.dropped import WARN, DroppedText
 from openrlhf.launcher.data.locate import list_entries, mixing_probabilities, open_dataset
-from openrlhf.launcher.data.readers import DroppedRow, Unit
-from openrlhf.launcher.data.rows import Row, Rows, require_fields
+from openrlhf.launcher.data.readers import DroppedRow, PairReader, SftReader, Unit
+from openrlhf.launcher.data.rows import Rows, require_fields
 
 log = logging.getLogger(__name__)
 
 REMEDY = "give one that writes it with --data.tokenizer_chat_template"
 
 
-class UnitReader(Protocol):
-    """A row's units; see `SftReader` and `PairReader`."""
-
-    @property
-    def renderer(self) -> ChatRenderer: ...
-    @property
-    def rows_per_unit(self) -> int: ...
-    @property
-    def fields(self) -> list[tuple[str, str]]: ...
-    def read(self, row: Row) -> list[Unit]: ...
+UnitReader = SftReader | PairReader
 
 
 class SupervisedDataset:

@@ -52,7 +52,7 @@ def _sft(config: TrainSFTConfig, tokenizer: Any) -> Task:
         command=TRAIN_SFT,
         role=Role.POLICY,
         reader=SftReader(
-            _renderer(config, tokenizer, template=None if pretrain else data.input_template),
+            renderer=_renderer(config, tokenizer, template=None if pretrain else data.input_template),
             input_key=data.input_key,
             output_key=data.output_key,
             max_len=data.max_len,
@@ -94,7 +94,7 @@ def _preference(config: TrainDPOConfig, tokenizer: Any) -> Task:
 def _pairs(config: TrainRMConfig | TrainDPOConfig, tokenizer: Any, *, margins: bool) -> PairReader:
     data = config.data
     return PairReader(
-        _renderer(config, tokenizer, template=data.input_template),
+        renderer=_renderer(config, tokenizer, template=data.input_template),
         prompt_key=data.prompt_key,
         chosen_key=data.chosen_key,
         rejected_key=data.rejected_key,
