@@ -6,7 +6,6 @@ and optionally rollout_log_probs, scores, extra_logs, truncated (else: whether a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from openrlhf.agents.context import SampleEngine
 from openrlhf.agents.engine import Generation
 from openrlhf.agents.recorder import Outcome, Recorder, check_generation, ended_by
 from openrlhf.agents.types import PromptItem, StopReason, Trajectory
-from openrlhf.agents.values import finite_logs, to_float, to_plain
+from openrlhf.agents.values import finite_logs, to_finite, to_plain
 
 
 def as_trajectories(result: Any, item: PromptItem, engine: SampleEngine, max_length: int) -> list[Trajectory]:
@@ -68,28 +67,20 @@ def _from_dict(result: Mapping[str, Any], item: PromptItem, engine: SampleEngine
 def _finish(
     recorder: Recorder, result: Mapping[str, Any], item: PromptItem, sample_index: int, *, truncated: bool
 ) -> Trajectory:
-    reward = _optional(result.get("reward"), "reward")
-    score = _optional(result.get("scores"), "scores")
+    given = {name: result[name] for name in ("reward", "scores") if result.get(name) is not None}
+    numbers = {name: to_finite(value, "execute()", name) for name, value in given.items()}
+    reward = numbers.get("reward")
     said = result.get("truncated")
     truncated = truncated or bool(to_plain(said or False))
     outcome = Outcome(
         stop_reason=StopReason.LENGTH if truncated else StopReason.DONE,
         reward=reward,
-        score=reward if score is None else score,
+        score=numbers.get("scores", reward),
         extra_logs=finite_logs(result.get("extra_logs")),
     )
     trajectory = recorder.finish(item, sample_index, outcome)
     # Where the author says that the answer was not cut, a cut call was none of it.
     return trajectory if truncated or said is None else replace(trajectory, stop_reason=StopReason.DONE)
-
-
-def _optional(value: Any, name: str) -> float | None:
-    if value is None:
-        return None
-    number = to_float(value, f'execute() "{name}"')
-    if not math.isfinite(number):
-        raise ValueError(f'execute() returned a non-finite "{name}": {number!r}')
-    return number
 
 
 def _read_ranges(value: Any, length: int) -> list[tuple[int, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ from openrlhf.agents.engine import SamplingParams
 from openrlhf.agents.recorder import Outcome
 from openrlhf.agents.sampling import as_sampling
 from openrlhf.agents.types import StopReason
-from openrlhf.agents.values import finite_logs, to_float, to_plain
+from openrlhf.agents.values import finite_logs, to_finite, to_plain
 
 STEP_CONTRACT = (
     'step() must return a dict: {"rewards": number or tensor, "environment_feedback": str, "done": bool}, optionally '
@@ -73,10 +72,10 @@ def read_step(result: Any) -> StepResult:
         raise ValueError(f"{STEP_CONTRACT}; ['environment_feedback'] missing in {dict(result)!r}")
     score, sampling = result.get("scores"), result.get("sampling_params")
     return StepResult(
-        reward=_finite(result["rewards"], "rewards"),
+        reward=to_finite(result["rewards"], "step()", "rewards"),
         feedback=_read_feedback(result.get("environment_feedback")),
         done=done,
-        score=None if score is None else _finite(score, "scores"),
+        score=None if score is None else to_finite(score, "step()", "scores"),
         extra_logs=finite_logs(result.get("extra_logs")),
         sampling=None if sampling is None else as_sampling(sampling).with_(seed=None),
         images=tuple(result.get("environment_images") or ()),
@@ -98,10 +97,3 @@ def _read_feedback(value: Any) -> str:
     if isinstance(value, str):
         return value
     raise ValueError(f'step() must return "environment_feedback" as str, got {type(value).__name__}: {value!r}')
-
-
-def _finite(value: Any, name: str) -> float:
-    number = to_float(value, f'step() "{name}"')
-    if not math.isfinite(number):
-        raise ValueError(f'step() returned a non-finite "{name}": {number!r}')
-    return number

@@ -33,6 +33,14 @@ def to_float(value: Any, name: str) -> float:
     raise ValueError(f"{name} must be one number (float, int, bool, 0-d tensor), got {value!r}")
 
 
+def to_finite(value: Any, who: str, name: str) -> float:
+    """As `to_float`, of the entry `name` in what `who`, such as "step()", returned. Raises ValueError."""
+    number = to_float(value, f'{who} "{name}"')
+    if not math.isfinite(number):
+        raise ValueError(f'{who} returned a non-finite "{name}": {number!r}')
+    return number
+
+
 def to_floats(value: Any, count: int, name: str) -> list[float | None]:
     """`count` numbers out of a tensor [count] or [count, 1], an array, a list, or one number where count is 1.
 

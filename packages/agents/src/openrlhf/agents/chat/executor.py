@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from openrlhf.agents.failures import EpisodeFailed
 from openrlhf.agents.recorder import Outcome, ended_by
 from openrlhf.agents.sampling import as_sampling
 from openrlhf.agents.types import PromptItem, Trajectory
-from openrlhf.agents.values import finite_logs, to_float
+from openrlhf.agents.values import finite_logs, to_finite
 
 
 class OpenAIServerExecutor(AgentExecutorBase):
@@ -127,7 +126,4 @@ def _trajectories(session: ChatSession, item: PromptItem, sample_index: int, res
 def _finite(value: Any, name: str) -> float:
     if value is None:
         raise EpisodeFailed("agent", 'run_agent() must return a reward: a number or {"reward": number, ...}')
-    number = to_float(value, f'run_agent() "{name}"')
-    if not math.isfinite(number):
-        raise EpisodeFailed("agent", f'run_agent() returned a non-finite "{name}": {number!r}')
-    return number
+    return to_finite(value, "run_agent()", name)

@@ -27,7 +27,7 @@ from typing import Any
 
 from openrlhf.agents.graders.program.blocks import offered_names
 from openrlhf.agents.graders.program.prelude import SHARED, is_offered, offer
-from openrlhf.agents.graders.program.proxies import TESTS_MODULE, Program
+from openrlhf.agents.graders.program.stand_ins import TESTS_MODULE, Program
 from openrlhf.agents.graders.program.wire import Line, LineClosedError
 
 LINE = 3

@@ -122,8 +122,7 @@ class Server:
     def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
         output = io.StringIO()
         try:
-            args = [self._codec.decode(a) for a in message.get("args", [])]
-            kwargs = {k: self._codec.decode(v) for k, v in message.get("kwargs", {}).items()}
+            args, kwargs = self._codec.unpack(message)
             with _shown(output):
                 value = DEEDS[message["do"]](*args, **kwargs)
             changed = [self._codec.encode(a) if isinstance(a, MUTABLE) else None for a in args]
@@ -137,13 +136,7 @@ class Server:
 
     def call_back(self, key: int, do: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Asks the tests to do something with one of their objects."""
-        question = {
-            "do": do,
-            "id": key,
-            "args": [self._codec.encode(a) for a in args],
-            "kwargs": {k: self._codec.encode(v) for k, v in kwargs.items()},
-        }
-        reply = self._peer.ask(question)
+        reply = self._peer.ask({"do": do, "id": key, **self._codec.pack(args, kwargs)})
         if "error" in reply:
             kind = next((k for n in reply["error"] if isinstance(k := getattr(builtins, n, None), type)), RuntimeError)
             raise kind(*reply["args"]) if issubclass(kind, BaseException) else RuntimeError(*reply["args"])

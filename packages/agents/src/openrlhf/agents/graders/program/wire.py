@@ -15,7 +15,7 @@ import importlib
 import json
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 MAX_LINE = 64 * 2**20  # bytes of one message
@@ -82,6 +82,15 @@ class Codec:
     def __init__(self, keep: Callable[[Any], dict[str, Any]], find: Callable[[dict[str, Any]], Any]) -> None:
         self._keep = keep
         self._find = find
+
+    def pack(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call as a part of a message."""
+        return {"args": [self.encode(a) for a in args], "kwargs": {k: self.encode(v) for k, v in kwargs.items()}}
+
+    def unpack(self, message: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments in a message. Raises LineClosedError for what no `pack` makes."""
+        args, kwargs = message.get("args", []), message.get("kwargs", {})
+        return [self.decode(a) for a in args], {k: self.decode(v) for k, v in kwargs.items()}
 
     def encode(self, value: Any) -> Any:
         kind = type(value)

@@ -32,9 +32,7 @@ class Program:
 
     def do(self, deed: str, *args: Any, **kwargs: Any) -> Any:
         """Has something done with the program's objects; raises what that raises."""
-        encoded = [self.codec.encode(a) for a in args]
-        question = {"do": deed, "args": encoded, "kwargs": {k: self.codec.encode(v) for k, v in kwargs.items()}}
-        reply = self._peer.ask(question)
+        reply = self._peer.ask({"do": deed, **self.codec.pack(args, kwargs)})
         if reply.get("output"):
             sys.stdout.write(reply["output"])  # where tests may look for it
         if "error" in reply:
@@ -54,7 +52,7 @@ class Program:
         return self._exceptions[names]
 
     def _keep(self, value: Any) -> dict[str, Any]:
-        if isinstance(value, Proxy):
+        if isinstance(value, StandIn):
             return {"t": "yours", "id": value._handle}
         for i, known in enumerate(self._own):
             if known is value:
@@ -67,20 +65,19 @@ class Program:
             return self._own[data["id"]]
         if data["t"] == "like":
             value = self.codec.decode(data["v"])
-            return _like(value, Proxy(self, data["handle"])) if isinstance(value, tuple) else value
+            return _like(value, StandIn(self, data["handle"])) if isinstance(value, tuple) else value
         if data["t"] != "handle":
             raise ValueError(data["t"])
         if data["kind"] == "exception":
             return self.exception(tuple(data["mro"]))
-        proxy = Proxy(self, data)
-        return _coroutine(proxy) if data["kind"] == "coroutine" else proxy
+        stand_in = StandIn(self, data)
+        return _coroutine(stand_in) if data["kind"] == "coroutine" else stand_in
 
     def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """What a program may do with an object of its tests: call it, go through it, use an instance's attributes."""
         try:
             target = self._own[message["id"]]
-            args = [self.codec.decode(a) for a in message["args"]]
-            kwargs = {k: self.codec.decode(v) for k, v in message["kwargs"].items()}
+            args, kwargs = self.codec.unpack(message)
             return {"value": self.codec.encode(self._permitted(message["do"], target, args, kwargs))}
         except Exception as error:
             return describe_error(error)
@@ -125,21 +122,21 @@ def _changed(before: Any, after: Any) -> Any:
     return before
 
 
-async def _coroutine(proxy: Proxy) -> Any:
-    return proxy._do("await")
+async def _coroutine(stand_in: StandIn) -> Any:
+    return stand_in._do("await")
 
 
-def _like(value: tuple[Any, ...], proxy: Proxy) -> tuple[Any, ...]:
+def _like(value: tuple[Any, ...], stand_in: StandIn) -> tuple[Any, ...]:
     """A tuple with the attributes that the program's one has, as of a named tuple."""
 
     class Named(tuple):
         def __getattr__(self, name: str) -> Any:
-            return getattr(proxy, name)
+            return getattr(stand_in, name)
 
     return Named(value)
 
 
-class Proxy:
+class StandIn:
     """Stands for an object of the program."""
 
     _program: Program
@@ -157,7 +154,7 @@ class Proxy:
 
     def _operate(self, deed: str, other: Any, *, swapped: bool = False) -> Any:
         result = self._program.do(deed, other, self) if swapped else self._do(deed, other)
-        if not isinstance(other, Proxy) and not isinstance(result, Proxy):
+        if not isinstance(other, StandIn) and not isinstance(result, StandIn):
             raise TypeError(f"{deed}: an object of the program's own class {self._name} with a plain value")
         return result
 
@@ -171,7 +168,7 @@ class Proxy:
         self._do("set", name, value)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Proxy):
+        if not isinstance(other, StandIn):
             return False
         return self._handle == other._handle or bool(self._do("eq", other))
 
@@ -185,11 +182,11 @@ class Proxy:
         return bool(self._do("bool"))
 
     def __instancecheck__(self, instance: Any) -> bool:
-        return isinstance(instance, Proxy) and bool(self._program.do("isinstance", instance, self))
+        return isinstance(instance, StandIn) and bool(self._program.do("isinstance", instance, self))
 
     def __iter__(self) -> Iterator[Any]:
         source = self._do("iter")
-        if not isinstance(source, Proxy):
+        if not isinstance(source, StandIn):
             yield from source
             return
         while True:
@@ -226,10 +223,10 @@ PLAIN = "len str repr int float complex index round abs neg pos invert reversed 
 COMPARISONS = "lt le gt ge"
 ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift"
 for _deed in PLAIN.split():
-    setattr(Proxy, f"__{_deed}__", _plain_result(_deed))
+    setattr(StandIn, f"__{_deed}__", _plain_result(_deed))
 for _deed in COMPARISONS.split():
-    setattr(Proxy, f"__{_deed}__", _operator(_deed, False))
+    setattr(StandIn, f"__{_deed}__", _operator(_deed, False))
 for _deed in ARITHMETIC.split():
     _name = _deed.rstrip("_")
-    setattr(Proxy, f"__{_name}__", _operator(_deed, False))
-    setattr(Proxy, f"__r{_name}__", _operator(_deed, True))
+    setattr(StandIn, f"__{_name}__", _operator(_deed, False))
+    setattr(StandIn, f"__r{_name}__", _operator(_deed, True))
