@@ -27,6 +27,8 @@ SEND_WINDOW = 0.003
 JOIN_TIMEOUT = 60.0
 STEP_TIMEOUT = 600.0
 """Bound of the beginning and the end of a push, in which engines put their layers together."""
+_SENDING: set[asyncio.Task[None]] = set()
+"""Messages under way: an event loop alone does not keep its tasks, and a client may be replaced meanwhile."""
 
 
 class RayEngineClient:
@@ -36,7 +38,6 @@ class RayEngineClient:
         self.name = engine.name
         self.engine = engine
         self._waiting: list[tuple[GenerateRequest, asyncio.Future[Generation]]] = []
-        self._sending: set[asyncio.Task[None]] = set()
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Raises EngineDownError when the engine's process is gone, RequestRejectedError when it refuses the request.
@@ -58,8 +59,8 @@ class RayEngineClient:
         batch, self._waiting = [pair for pair in self._waiting if not pair[1].done()], []
         if batch:
             task = asyncio.ensure_future(self._send(batch))
-            self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+            _SENDING.add(task)
+            task.add_done_callback(_SENDING.discard)
 
     async def _send(self, batch: Sequence[tuple[GenerateRequest, asyncio.Future[Generation]]]) -> None:
         failure = EngineDownError(f"{self.name}: the engine's stream ended early")
