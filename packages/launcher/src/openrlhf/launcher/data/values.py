@@ -2,7 +2,8 @@
 
 JSON has texts, numbers, booleans, null, lists and objects. What a table holds besides is text here: dates and times in
 ISO 8601, decimals as they are spelled, numbers that are not finite as NaN, Infinity and -Infinity, bytes as UTF-8.
-Bytes that are no text stay bytes (image files are such); where a text is expected they are refused.
+Bytes that are no text stay bytes (image files are such); where a text is expected they are refused. Serialisers that
+libraries offer (pydantic's `to_jsonable_python`, say) refuse such bytes, and keep or drop every null alike.
 """
 
 from __future__ import annotations
