@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cmp_to_key
 from typing import Any
 
 from openrlhf.agents.graders.answer.equality import close, equal, infinity, symbols
@@ -11,17 +12,23 @@ from openrlhf.agents.graders.answer.shapes import Combination, Group, Leaf, Rang
 from openrlhf.agents.graders.answer.tokens import UnreadableError
 from openrlhf.agents.graders.answer.values import DIGITS, Evaluator, OutsideError
 
-MINUS, PLUS = Node("neg", (Node("infty"),)), Node("infty")
 MAX_PIECES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where an interval begins or ends: at a number, or just above (side 1) or just below it (side -1): an open end."""
+
+    at: Node
+    side: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One interval; a point where both ends are equal."""
 
-    low: Node
-    high: Node
-    closed: tuple[bool, bool]
+    low: End
+    high: End
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,9 @@ class Region:
 
     name: str
     pieces: tuple[Piece, ...]
+
+
+MINUS, PLUS = End(Node("neg", (Node("infty"),)), 1), End(Node("infty"), -1)
 
 
 def region_of(shape: Shape) -> Region | None:
@@ -44,8 +54,9 @@ def equal_regions(a: Region, b: Region) -> bool:
     if (a.name and b.name and a.name != b.name) or len(a.pieces) != len(b.pieces):
         return False
     return all(
-        p.closed == q.closed and equal(p.low, q.low) and equal(p.high, q.high)
+        x.side == y.side and equal(x.at, y.at)
         for p, q in zip(a.pieces, b.pieces, strict=True)
+        for x, y in ((p.low, q.low), (p.high, q.high))
     )
 
 
@@ -72,9 +83,8 @@ def _interval(low: Shape, high: Shape, closed: tuple[bool, bool]) -> Region | No
         return None
     if symbols(low.node) | symbols(high.node):
         return None
-    piece = Piece(low.node, high.node, closed)
-    order = compare(piece.low, piece.high)
-    return Region("", (piece,)) if order < 0 or (order == 0 and all(closed)) else None
+    piece = Piece(End(low.node, 0 if closed[0] else 1), End(high.node, 0 if closed[1] else -1))
+    return Region("", (piece,)) if order(piece.low, piece.high) <= 0 else None
 
 
 def _group(shape: Group) -> Region | None:
@@ -120,11 +130,14 @@ def _half_line(left: Node, sign: str, right: Node) -> Region | None:
     root = right if left.op == "symbol" else left if right.op == "symbol" else None
     root = root if root is not None else Node("neg", (Node("div", (at[0], slope)),))
     if sign == "\\ne":
-        return Region(name, (Piece(MINUS, root, (False, False)), Piece(root, PLUS, (False, False))))
-    closed = sign in ("\\le", "\\ge")
+        return _all_but(name, root)
+    side = 0 if sign in ("\\le", "\\ge") else 1
     above = (sign in (">", "\\ge")) == (direction > 0)
-    piece = Piece(root, PLUS, (closed, False)) if above else Piece(MINUS, root, (False, closed))
-    return Region(name, (piece,))
+    return Region(name, (Piece(End(root, side), PLUS) if above else Piece(MINUS, End(root, -side)),))
+
+
+def _all_but(name: str, point: Node) -> Region:
+    return Region(name, (Piece(MINUS, End(point, -1)), Piece(End(point, 1), PLUS)))
 
 
 def substitute(node: Node, name: str, value: Node) -> Node:
@@ -145,6 +158,14 @@ def compare(a: Node, b: Node) -> int:
     return -1 if x < y else 1
 
 
+def order(a: End, b: End) -> int:
+    """-1, 0 or 1 as an end lies below another one, is it or lies above."""
+    return compare(a.at, b.at) or (a.side > b.side) - (a.side < b.side)
+
+
+BY_ORDER = cmp_to_key(order)
+
+
 def _name(regions: list[Region]) -> str:
     names = {r.name for r in regions if r.name}
     if len(names) > 1:
@@ -157,38 +178,18 @@ def _union(regions: list[Region]) -> Region:
     if len(pieces) > MAX_PIECES:
         raise UnreadableError("too many intervals")
     merged: list[Piece] = []
-    for piece in _sorted(pieces):
-        if merged and _touches(merged[-1], piece):
-            merged[-1] = _joined(merged[-1], piece)
+    for piece in sorted(pieces, key=lambda p: BY_ORDER(p.low)):
+        if merged and _touches(merged[-1].high, piece.low):
+            merged[-1] = Piece(merged[-1].low, max(merged[-1].high, piece.high, key=BY_ORDER))
         else:
             merged.append(piece)
     return Region(_name(regions), tuple(merged))
 
 
-def _sorted(pieces: list[Piece]) -> list[Piece]:
-    result: list[Piece] = []
-    for piece in pieces:  # insertion by our own order; there are few
-        at = 0
-        while at < len(result) and _starts(result[at], piece) <= 0:
-            at += 1
-        result.insert(at, piece)
-    return result
-
-
-def _starts(a: Piece, b: Piece) -> int:
-    order = compare(a.low, b.low)
-    return order if order else int(b.closed[0]) - int(a.closed[0])
-
-
-def _touches(a: Piece, b: Piece) -> bool:
-    order = compare(a.high, b.low)
-    return order > 0 or (order == 0 and (a.closed[1] or b.closed[0]))
-
-
-def _joined(a: Piece, b: Piece) -> Piece:
-    order = compare(a.high, b.high)
-    high, closed = (b.high, b.closed[1]) if order < 0 else (a.high, a.closed[1])
-    return Piece(a.low, high, (a.closed[0], closed or (order == 0 and b.closed[1])))
+def _touches(high: End, low: End) -> bool:
+    """Whether no number lies between two pieces: at the same number, one of the ends has to be closed."""
+    gap = compare(high.at, low.at)
+    return gap > 0 or (gap == 0 and low.side - high.side < 2)
 
 
 def _intersection(regions: list[Region]) -> Region | None:
@@ -199,26 +200,16 @@ def _intersection(regions: list[Region]) -> Region | None:
 
 
 def _common(a: Piece, b: Piece) -> Piece | None:
-    lower, upper = compare(a.low, b.low), compare(a.high, b.high)
-    low, low_closed = (b.low, b.closed[0]) if lower < 0 else (a.low, a.closed[0])
-    high, high_closed = (a.high, a.closed[1]) if upper < 0 else (b.high, b.closed[1])
-    if lower == 0:
-        low_closed = a.closed[0] and b.closed[0]
-    if upper == 0:
-        high_closed = a.closed[1] and b.closed[1]
-    order = compare(low, high)
-    if order > 0 or (order == 0 and not (low_closed and high_closed)):
-        return None
-    return Piece(low, high, (low_closed, high_closed))
+    piece = Piece(max(a.low, b.low, key=BY_ORDER), min(a.high, b.high, key=BY_ORDER))
+    return piece if order(piece.low, piece.high) <= 0 else None
 
 
 def _without(line: Region, points: Region) -> Region | None:
     pieces: Any = line
     for point in points.pieces:
-        if compare(point.low, point.high) != 0:
+        if order(point.low, point.high) != 0:
             return None
-        holes = Region("", (Piece(MINUS, point.low, (False, False)), Piece(point.low, PLUS, (False, False))))
-        pieces = _intersection([pieces, holes])
+        pieces = _intersection([pieces, _all_but("", point.low.at)])
         if pieces is None:
             return None
     return pieces
