@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,14 @@ def test_a_start_checks_the_head_by_numbers(tmp_path: Path) -> None:
     module.head = TokenHead(module.model.get_output_embeddings())  # as if its scale were unknown
     with pytest.raises(ValueError, match="'cohere' models change"):
         module.check_head(CPU)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_the_model_keeps_its_configuration(tmp_path: Path, use_cache: bool) -> None:
+    """What calls need they say themselves: a cache would let packed samples mix, and is asked for by no call."""
+    file = save_tiny_model(tmp_path) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"use_cache": use_cache}))
+    module = load(tmp_path)
+    read(module, make_batch())
+    module.check_head(CPU)
+    assert module.model.config.use_cache is use_cache

@@ -64,15 +64,10 @@ def export_hf(
 
 
 def _write(module: LearnerModule, state: dict[str, Tensor], tokenizer: Any, folder: Path, source: str) -> None:
-    config = module.model.config
-    use_cache, config.use_cache = config.use_cache, True
-    try:
-        if not module.scalar:
-            save_model(module.model, folder, source=source, state=state)
-        else:
-            _write_scalar_model(module, state, folder, source)
-    finally:
-        config.use_cache = use_cache
+    if module.scalar:
+        _write_scalar_model(module, state, folder, source)
+    else:
+        save_model(module.model, folder, source=source, state=state)
     if tokenizer is not None:
         write_tokenizer(tokenizer, folder)
 

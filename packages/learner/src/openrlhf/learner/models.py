@@ -198,7 +198,6 @@ def gather_with_readers(module: LearnerModule) -> None:
 
 def _prepare(model: Any, spec: LearnerSpec) -> None:
     disable_dropout(model)
-    model.config.use_cache = False
     if not spec.trained:
         model.requires_grad_(False).eval()
         return
