@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from openrlhf.agents.types import PromptItem
-from openrlhf.launcher.trainer.protocols import EvalRequest, Group
+from openrlhf.launcher.samples import EvalRequest, Group
 from support.trainer_fakes import FakeLearner, FakeRollout, FakeRun, fake_run, half_right
 
 BATCH, SAMPLES = 32, 8

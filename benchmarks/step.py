@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from openrlhf.launcher.preflight import Prepared
     from openrlhf.launcher.ray.engine_fleet import EngineFleet
     from openrlhf.launcher.ray.rank_group import RankGroup
-    from openrlhf.launcher.trainer.protocols import SampleRef
+    from openrlhf.launcher.samples import SampleRef
 
 TIMEOUT = 300.0
 PHASES = ("generation", "update", "push", "check")
@@ -97,30 +97,33 @@ class Bare:
         items = prepared.prompts.items()[: config.rollout.batch_size]
         self.prompts = [prepared.tokenizer.encode(item.prompt, add_special_tokens=False) for item in items]
         self.plan: Any = None
+        self.batch: list[Any] = []
         from openrlhf.rollout.sync_check import check_sequences
 
         self.check_rows = check_sequences(prepared.vocab_size)
 
     async def rounds(self, count: int) -> None:
         """`count` rounds of all four phases; the first of a series only warms up."""
+        from openrlhf.launcher.ranks.roles import PolicyRank
+        from openrlhf.launcher.ray.learner_actor import LearnerActor
         from openrlhf.launcher.ray.remote import ask_all
         from openrlhf.rollout.engine import EngineControl
 
         if self.plan is None:
-            self.plan = (await self._on_ranks(self.policy.call_actor("plan_push", 64 << 20, False)))[0]
+            self.plan = (await self._on_ranks(self.policy.ask_process(LearnerActor.plan_push, 64 << 20, False)))[0]
         for number in range(count + 1):
             timings = self.timings if number else Timings()
             with timings.timed("generation"):
                 generations = await self.generate()
             await self.load(generations)
             with timings.timed("update"):
-                await self._on_ranks(self.policy.call("update", [0, 1], kl_coef=0.0))
+                await self._on_ranks(self.policy.scatter(PolicyRank.update, self.batch, [0, 1], kl_coef=0.0))
             with timings.timed("push"):
                 await self.push()
             with timings.timed("check"):
                 await asyncio.gather(
                     ask_all(self.fleet.engines, "sync check", TIMEOUT, EngineControl.score, self.check_rows),
-                    self._on_ranks(self.policy.call("check_logprobs", self.check_rows)),
+                    self._on_ranks(self.policy.ask(PolicyRank.check_logprobs, self.check_rows)),
                 )
 
     async def generate(self) -> dict[int, Generation]:
@@ -150,6 +153,7 @@ class Bare:
         """
         import ray
 
+        from openrlhf.launcher.ranks.roles import PolicyRank
         from openrlhf.launcher.trainer.plan import cut_mini_batches
 
         n = self.config.rollout.n_samples_per_prompt
@@ -157,20 +161,18 @@ class Bare:
         handle = ray.put(trajectories)
         refs = as_refs(handle, trajectories)
         batches = cut_mini_batches(refs, batch_size=self.config.train.batch_size, seed=0, step=self.version)
-        calls = [
-            actor.call.remote("prepare", shares, refs=[], values=[], kl_coef=0.0)
-            for actor, shares in zip(self.policy.actors, self.policy.shares(batches), strict=True)
-        ]
-        await self._on_ranks(calls)
+        shares = self.policy.shares(batches)
+        self.batch = await self._on_ranks(self.policy.scatter(PolicyRank.prepare, shares, scores={}, kl_coef=0.0))
 
     async def push(self) -> None:
+        from openrlhf.launcher.ray.learner_actor import LearnerActor
         from openrlhf.launcher.ray.remote import ask_all
         from openrlhf.rollout.engine import EngineControl
 
         self.version += 1
         await asyncio.gather(
             ask_all(self.fleet.engines, "push", TIMEOUT, EngineControl.receive_weights, self.plan, self.version),
-            self._on_ranks(self.policy.call_actor("push", self.version)),
+            self._on_ranks(self.policy.ask_process(LearnerActor.push, self.version)),
         )
 
     async def _on_ranks(self, refs: Sequence[Any]) -> list[Any]:
@@ -197,7 +199,7 @@ def as_trajectory(prompt: list[int], generation: Generation) -> Any:
 
 def as_refs(handle: Any, trajectories: Sequence[Any]) -> list[SampleRef]:
     """References to all samples behind one handle, with reward 0."""
-    from openrlhf.launcher.trainer.protocols import SampleRef
+    from openrlhf.launcher.samples import SampleRef
 
     return [
         SampleRef(handle=handle, position=i, index=i, reward=0.0, length=len(t.token_ids))

@@ -18,13 +18,14 @@ from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import build
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.preflight import Prepared, prepare
+from openrlhf.launcher.ranks.roles import PolicyRank
 from openrlhf.launcher.ray.cluster import Cluster, connect
 from openrlhf.launcher.ray.engine_actor import GENERATION, SLOTS, EngineActor, engine_actor
 from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.ray.start import engine_specs, start_parts
 from openrlhf.launcher.resolve import resolve
+from openrlhf.launcher.samples import SampleRef
 from openrlhf.launcher.trainer.loop import Trainer, TrainerParts
-from openrlhf.launcher.trainer.protocols import SampleRef
 from openrlhf.rollout.engine import EngineControl
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.requests import GenerateRequest
@@ -80,7 +81,7 @@ async def sampled_ratios(parts: TrainerParts, prepared: Prepared) -> list[float]
     ]
     policy = parts.learner.policy  # type: ignore[attr-defined]
     scored: dict[int, Any] = {}
-    for part in await policy.wait(policy.scatter("logprobs", policy.shares([refs])), "test"):
+    for part in await policy.wait(policy.scatter(PolicyRank.logprobs, policy.shares([refs])), "test"):
         scored.update(part)
     trajectories: list[Trajectory] = ray.get(group.handle)
     ratios = []

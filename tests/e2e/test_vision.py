@@ -20,8 +20,8 @@ from openrlhf.agents.executor import MultiTurnAgentExecutor, SingleTurnExecutor
 from openrlhf.agents.testing.episodes import make_context
 from openrlhf.agents.types import PromptItem, Trajectory
 from openrlhf.launcher.data.chat import ChatRenderer
+from openrlhf.launcher.ranks.batches import build_batch
 from openrlhf.launcher.tokenizers import load_vision_tokenizer
-from openrlhf.launcher.trainer.experience import build_batch
 from openrlhf.launcher.vision import ImageProcessor, find_vision
 from openrlhf.learner.config import DsConfig, OptimConfig
 from openrlhf.learner.models import load_module

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from openrlhf.agents.types import PromptItem
+from openrlhf.launcher.samples import Group
 from openrlhf.launcher.trainer.evaluation import evaluation_metrics, unbiased_pass_at_k
-from openrlhf.launcher.trainer.protocols import Group
 from support.trainer_fakes import FAILED, GOOD
 
 

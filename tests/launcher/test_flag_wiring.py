@@ -22,10 +22,10 @@ from openrlhf.launcher.flags import Flag, build
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.placement import plan_placement
 from openrlhf.launcher.preflight import Prepared
+from openrlhf.launcher.ranks.config import rank_config
 from openrlhf.launcher.ray.start import agent_spec, engine_specs, learner_spec
 from openrlhf.launcher.resolve import resolve
-from openrlhf.launcher.trainer.collect import group_rules
-from openrlhf.launcher.trainer.rank_config import rank_config
+from openrlhf.launcher.trainer.pipeline import group_rules
 from openrlhf.learner.spec import Role
 
 TESTS = Path(__file__).parents[1]

@@ -13,8 +13,8 @@ import pytest
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import build
+from openrlhf.launcher.samples import Group, SampleRef
 from openrlhf.launcher.trainer.model_rewards import RewardStream, add_rewards, reward_stream
-from openrlhf.launcher.trainer.protocols import Group, SampleRef
 from openrlhf.rollout.failure_share import RolloutFailedError
 from support.trainer_fakes import FAILED, GOOD, FakeLearner, fake_run, unscored
 

@@ -1,4 +1,4 @@
-"""A rank's process: what happens around the work of its trainer."""
+"""A rank's process: what happens around the work of its role."""
 
 from __future__ import annotations
 
@@ -6,24 +6,37 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from openrlhf.launcher.ray.learner_actor import LearnerActor
+from openrlhf.core.batch import Batch
+from openrlhf.launcher.ranks.batches import RankBatch
+from openrlhf.launcher.ray.learner_actor import Kept, PolicyActor
+
+
+def prepared(tokens: int) -> RankBatch:
+    mask = torch.ones(1, tokens, dtype=torch.bool)
+    batch = Batch(tokens=mask.long(), attention_mask=mask, action_mask=mask, index=torch.zeros(1, dtype=torch.long))
+    return RankBatch(batch=batch, rows=[[0]])
 
 
 def rank(log: list[str], *, fails: bool = False) -> Any:
-    """An actor whose trainer and learner only note that they were called."""
+    """An actor whose role and learner only note that they were called; a batch has as many tokens as asked for."""
 
-    def work(*args: object, **kwargs: object) -> str:
+    def prepare(shares: Any, **scores: Any) -> RankBatch:
         log.append("work")
         if fails:
             raise RuntimeError("broken")
-        return "done"
+        return prepared(len(shares))
 
     learner = SimpleNamespace(
         give_back=lambda: log.append("give back"), named_parameter_buckets=lambda *args, **kwargs: iter(())
     )
-    actor: Any = LearnerActor()
-    actor.trainer = SimpleNamespace(learner=learner, logprobs=work, prepare=work)
+    actor: Any = PolicyActor()
+    actor.role = SimpleNamespace(
+        learner=learner,
+        prepare=prepare,
+        update=lambda batch, order, **options: {"tokens": (float(batch.batch.tokens.shape[1]), 1.0)},
+    )
     actor.sender, actor.plan, actor.bucket_bytes, actor.skip_frozen, actor.everywhere = None, "plan", 1, False, False
     return actor
 
@@ -31,14 +44,25 @@ def rank(log: list[str], *, fails: bool = False) -> Any:
 def test_memory_is_given_back_after_every_phase() -> None:
     log: list[str] = []
     actor = rank(log)
-    assert actor.call("logprobs", []) == "done"
-    assert actor.merged("prepare", [], parts={}, kl_coef=0.0) == "done"
+    batch = actor.prepare([1, 2], scores={}, kl_coef=0.0)
+    actor.update(batch, [0], kl_coef=0.0)
     actor.push(1)
-    assert log == ["work", "give back", "work", "give back", "give back"]
+    assert log == ["work", "give back", "give back", "give back"]
 
 
 def test_also_after_a_failure() -> None:
     log: list[str] = []
     with pytest.raises(RuntimeError, match="broken"):
-        rank(log, fails=True).call("logprobs", [])
+        rank(log, fails=True).prepare([])
     assert log == ["work", "give back"]
+
+
+def test_a_batch_stays_in_its_rank() -> None:
+    actor = rank([])
+    first = actor.prepare([1, 2, 3])
+    assert first == Kept(1)  # what travels holds no tensor
+    assert actor.update(first, [0]) == {"tokens": (3.0, 1.0)}
+    second = actor.prepare([1, 2])
+    assert actor.update(second, [0]) == {"tokens": (2.0, 1.0)}
+    with pytest.raises(AssertionError, match="batch 1 is gone: 2 were prepared since"):
+        actor.update(first, [0])

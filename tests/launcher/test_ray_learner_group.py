@@ -8,22 +8,30 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from ray.exceptions import ActorDiedError
 
+from openrlhf.core.config import AlgoConfig
+from openrlhf.launcher.ranks.roles import PolicyRank
 from openrlhf.launcher.ray import learner_actor
 from openrlhf.launcher.ray.calls import WorkerDiedError
 from openrlhf.launcher.ray.learner_group import RayLearner
 from openrlhf.launcher.ray.rank_group import RankGroup
-from openrlhf.launcher.trainer.protocols import SampleRef
+from openrlhf.launcher.ray.remote import Remote
+from openrlhf.launcher.samples import SampleRef
+from openrlhf.learner.spec import Role
+from support.toy_ranks import ToyLearner, references, sampled, toy_config
 
 SAMPLES = [SampleRef(handle="h", position=i, index=i, reward=0.0, length=4) for i in range(4)]
 SUMS = {"train/loss": (2.0, 4.0)}
 
-ANSWERS = {"export": None, "save": None, "load_checkpoint": None, "reward_statistics": (0.5, 2.0)}
+ANSWERS = {"export": None, "save": None, "load_checkpoint": None, "statistics": (0.5, 2.0), "update": SUMS}
+SCALARS = {"metrics": SUMS} | ANSWERS
+"""What the controller may fetch, beside the rewards."""
 
 
 class Tensors:
-    """A reference to tensors: the controller may pass it on, never fetch it."""
+    """A reference to tensors, or to a batch: the controller may pass it on, never fetch it."""
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
@@ -32,12 +40,11 @@ class Tensors:
         raise AssertionError(f"the controller fetched {self.origin}")
 
 
-class Method:
-    def __init__(self, call: Any) -> None:
-        self.remote = call
+class Ready(Tensors):
+    """A reference to what stands for a batch: it may be waited for."""
 
-    def options(self, **_: Any) -> Method:
-        return self
+    def __await__(self) -> Any:
+        return value(None).__await__()
 
 
 async def value(content: Any) -> Any:
@@ -49,22 +56,25 @@ class Rank:
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self.log = name, log
-        self.call, self.merged = Method(self._call), Method(self._merged)
 
-    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        self.log.append(" ".join([self.name, method, *(a for a in args if isinstance(a, str))]))
-        if method in ANSWERS:
-            return value(ANSWERS[method])
+    def __getattr__(self, method: str) -> Any:
+        return SimpleNamespace(remote=lambda *args, **kwargs: self._ask(method, args, kwargs))
+
+    def _ask(self, method: str, args: Any, kwargs: Any) -> Any:
+        parts = [*args, *kwargs.get("scores", {}).values(), kwargs.get("returns", [])]
+        origins = [r.origin for part in parts for r in (part if isinstance(part, list) else [part]) if is_ref(r)]
+        words = [self.name, method, *(a for a in args if isinstance(a, str))]
+        self.log.append(" ".join(words) + (f" <- {', '.join(origins)}" if origins else ""))
+        if method in SCALARS:
+            return value(SCALARS[method])
         if method == "rewards":
             return value({s.index: float(s.index) for share in args[0] for s in share})
-        return value(SUMS) if method == "update" else Tensors(f"{method} of {self.name}")
+        kind = Ready if (self.name.split()[0], method) == ("critic", "prepare") else Tensors
+        return kind(f"{method} of {self.name}")
 
-    def _merged(self, method: str, *args: Any, parts: dict[str, Any], **kwargs: Any) -> Any:
-        origins = [part.origin for refs in parts.values() for part in refs]
-        self.log.append(f"{self.name} {method} <- {', '.join(origins)}")
-        if method == "prepare":
-            return value(SUMS), Tensors(f"returns of {self.name}")
-        return value(None)
+
+def is_ref(thing: Any) -> bool:
+    return isinstance(thing, Tensors)
 
 
 class Push:
@@ -77,10 +87,13 @@ class Push:
         return nullcontext()
 
 
+def make_ranks(role: str, count: int, log: list[str]) -> list[Remote[Any]]:
+    return [Remote(f"{role} {i}", Rank(f"{role} {i}", log)) for i in range(count)]
+
+
 def make(log: list[str], *, take_turns: bool = False, critic_export: bool = False, **ranks: int) -> RayLearner:
     groups: dict[str, Any] = {
-        role: RankGroup(role=role, actors=[Rank(f"{role} {i}", log) for i in range(count)], hidden_size=8)
-        for role, count in ranks.items()
+        role: RankGroup(role=role, ranks=make_ranks(role, count, log), hidden_size=8) for role, count in ranks.items()
     }
     push: Any = Push()
     return RayLearner(push=push, tokenizer_path="T", take_turns=take_turns, critic_export=critic_export, **groups)
@@ -91,16 +104,26 @@ def test_tensors_go_from_rank_to_rank_and_scalars_to_the_controller() -> None:
 
     async def main() -> dict[str, float]:
         learner = make(log, policy=2, reference=2, critic=1)
-        return await learner.prepare([SAMPLES], kl_coef=0.1)
+        prepared = await learner.prepare([SAMPLES], kl_coef=0.1)
+        await learner.update(prepared, [0], kl_coef=0.1, freeze_actor=[False])
+        return prepared.metrics
 
     assert asyncio.run(main()) == {"train/loss": 0.5}
     assert log == [
         "reference 0 logprobs",
         "reference 1 logprobs",
         "critic 0 values",
-        "policy 0 prepare <- logprobs of reference 0, values of critic 0",
-        "policy 1 prepare <- logprobs of reference 1, values of critic 0",
-        "critic 0 set_returns <- returns of policy 0, returns of policy 1",
+        "critic 0 read <- values of critic 0",
+        "policy 0 prepare <- logprobs of reference 0, read of critic 0",
+        "policy 1 prepare <- logprobs of reference 1, read of critic 0",
+        "policy 0 metrics <- prepare of policy 0",
+        "policy 1 metrics <- prepare of policy 1",
+        "policy 0 returns <- prepare of policy 0",
+        "policy 1 returns <- prepare of policy 1",
+        "critic 0 prepare <- values of critic 0, returns of policy 0, returns of policy 1",
+        "policy 0 update <- prepare of policy 0",
+        "policy 1 update <- prepare of policy 1",
+        "critic 0 update <- prepare of critic 0",
     ]
 
 
@@ -126,11 +149,14 @@ def test_roles_that_share_devices_take_turns(take_turns: bool) -> None:
                 await asyncio.sleep(0)
             before = scoring.done()
         await scoring
-        await learner.update([0], kl_coef=0.0, freeze_actor=[False])
+        prepared = await learner.prepare([SAMPLES], kl_coef=0.0)
+        log.clear()
+        await learner.update(prepared, [0], kl_coef=0.0, freeze_actor=[False])
         return before
 
     assert asyncio.run(main()) is not take_turns
-    assert log[1:] == (["critic 0 update", "policy 0 update"] if take_turns else ["policy 0 update", "critic 0 update"])
+    turns = [line.partition(" <- ")[0] for line in log]
+    assert turns == (["critic 0 update", "policy 0 update"] if take_turns else ["policy 0 update", "critic 0 update"])
 
 
 def test_a_rank_that_waits_for_a_dead_one_says_whose_result_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,9 +164,15 @@ def test_a_rank_that_waits_for_a_dead_one_says_whose_result_is_missing(monkeypat
         raise ActorDiedError
 
     monkeypatch.setattr(learner_actor, "ray", SimpleNamespace(get=get))
-    parts: Any = {"refs": ["r"], "values": []}
+    learner: Any = ToyLearner(Role.POLICY, torch.zeros(2, 2))
+    rows = [sampled([0, 1])]
+
+    def resolve(what: str, handles: Any) -> Any:
+        return [rows] if what == "samples" else learner_actor._fetch(what, handles)
+
+    policy = PolicyRank(learner, toy_config(AlgoConfig()), resolve)
     with pytest.raises(WorkerDiedError, match="reference log-probs: their rank died"):
-        learner_actor.LearnerActor().merged("prepare", parts=parts, kl_coef=0.0)
+        policy.prepare([references(rows, [1.0])], scores={"ref_logprobs": ["r"]}, kl_coef=0.0)
 
 
 @pytest.mark.parametrize("critic_export", [False, True])
@@ -176,8 +208,8 @@ def test_statistics_of_the_reward_model_come_from_its_first_rank() -> None:
 
 def test_ranks_that_hold_one_model_get_the_same_samples() -> None:
     def numbers(tensor_parallel: int) -> list[list[int]]:
-        ranks = [Rank(f"policy {i}", []) for i in range(4)]
-        group = RankGroup(role="policy", actors=ranks, hidden_size=8, tensor_parallel=tensor_parallel)
+        ranks = make_ranks("policy", 4, [])
+        group = RankGroup(role="policy", ranks=ranks, hidden_size=8, tensor_parallel=tensor_parallel)
         return [[s.index for s in shares[0]] for shares in group.shares([SAMPLES])]
 
     assert numbers(1) == [[0], [1], [2], [3]]

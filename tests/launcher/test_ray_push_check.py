@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from openrlhf.agents.engine import Generation, SamplingParams
+from openrlhf.launcher.ranks.roles import PolicyRank
 from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.weight_push import CheckPlan, WeightPush
 from openrlhf.rollout.engine import EngineControl
@@ -77,11 +78,11 @@ class Policy:
         self.noise = 0.01
         self.scored: list[Any] = []
 
-    def call_actor(self, method: str, *args: Any) -> Any:
+    def ask_process(self, method: Any, *args: Any) -> Any:
         return method
 
-    def call(self, method: str, rows: Any, *, bits: int | None = None) -> Any:
-        assert method == "check_logprobs"
+    def ask(self, method: Any, rows: Any, *, bits: int | None = None) -> Any:
+        assert method is PolicyRank.check_logprobs
         self.scored.append((rows, bits))
         return rows, 0.0 if bits is None else self.noise
 

@@ -19,7 +19,7 @@ from openrlhf.launcher.ray.calls import WorkerDiedError
 from openrlhf.launcher.ray.engine_watch import EngineWatch
 from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.ray.rollout import RayRollout
-from openrlhf.launcher.trainer.protocols import Group
+from openrlhf.launcher.samples import Group
 from support.trainer_fakes import GOOD
 
 ITEM = PromptItem(group_id="e0-p0", prompt="p", position=0, episode=0)
@@ -239,7 +239,7 @@ def test_a_dead_learner_rank_ends_groups_that_are_under_way(monkeypatch: pytest.
         monkeypatch.setattr(engine_watch, "gather", gather)
         parts = make([None], monkeypatch)
         rank = SimpleNamespace(node=SimpleNamespace(remote=lambda: None))
-        group: Any = SimpleNamespace(actors=[rank], names=["policy rank 0"])
+        group: Any = SimpleNamespace(ranks=[Remote("policy rank 0", rank)])
         none: Any = None
         watch = EngineWatch(none, none, parts, [group], 100.0)
         watch.start()

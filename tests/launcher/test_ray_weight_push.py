@@ -15,6 +15,7 @@ from openrlhf.launcher.ray.calls import WorkerDiedError
 from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.ray.engine_watch import EngineWatch
+from openrlhf.launcher.ray.learner_actor import LearnerActor
 from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.ray.weight_push import CheckPlan, Pause, WeightPush
 from openrlhf.rollout.engine_spec import EngineSpec
@@ -81,10 +82,11 @@ class FakePolicy:
     def __init__(self, log: list[str]) -> None:
         self.log = log
 
-    def call_actor(self, method: str, *args: Any) -> str:
-        return " ".join([method, *(str(a) for a in args if method == "push")])
+    def ask_process(self, method: Any, *args: Any) -> str:
+        name = method.__name__
+        return " ".join([name, *(str(a) for a in args if name == "push")])
 
-    def call(self, method: str, rows: Any) -> Any:
+    def ask(self, method: Any, rows: Any) -> Any:
         return method, rows
 
     async def wait(self, refs: Any, what: str, timeout: float = 0) -> list[Any]:
@@ -371,10 +373,10 @@ class PlansPolicy(FakePolicy):
         super().__init__(log)
         self.plans: list[bool] = []
 
-    def call_actor(self, method: str, *args: Any) -> str:
-        if method == "plan_push":
+    def ask_process(self, method: Any, *args: Any) -> str:
+        if method is LearnerActor.plan_push:
             self.plans.append(args[1])
-        return super().call_actor(method, *args)
+        return super().ask_process(method, *args)
 
 
 def test_frozen_weights_travel_once_over_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,13 +20,13 @@ from transformers import AutoModelForSequenceClassification
 
 from openrlhf.agents.types import StopReason, Trajectory, Turn
 from openrlhf.core.config import AlgoConfig, PolicyLossConfig
+from openrlhf.launcher.ranks.config import RankConfig
+from openrlhf.launcher.ranks.roles import RewardRank
 from openrlhf.launcher.rewards.http import HttpRewardSource
+from openrlhf.launcher.samples import SampleRef
 from openrlhf.launcher.serving.scorer import RewardScorer
 from openrlhf.launcher.serving.serve import bind, check_exposure, greeting, serve_rm
 from openrlhf.launcher.supervised_config import ServedRewardConfig, ServeRMConfig
-from openrlhf.launcher.trainer.protocols import SampleRef
-from openrlhf.launcher.trainer.rank import RankTrainer
-from openrlhf.launcher.trainer.rank_config import RankConfig
 from openrlhf.learner.config import DsConfig
 from openrlhf.learner.learner import Learner
 from openrlhf.learner.spec import LearnerSpec, Role
@@ -79,7 +79,7 @@ def test_b120_a_model_in_the_cluster_and_a_server_give_the_same_rewards(model: s
         pad_token_id=0,
     )
     learner = Learner(LearnerSpec(role=Role.REWARD, model_path=model, ds=DS, score_micro_batch_size=2))
-    trainer = RankTrainer(learner, config, resolve=lambda handles: [samples for _ in handles])
+    trainer = RewardRank(learner, config, resolve=lambda what, handles: [samples for _ in handles])
     refs = [SampleRef(handle="h", position=i, index=i, reward=0.0, length=len(ids[i])) for i in range(len(samples))]
     rewards = trainer.rewards([refs])
     scorer = RewardScorer(model, DS, max_len=100)

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from openrlhf.core.config import AlgoConfig, PolicyLossConfig
-from openrlhf.launcher.trainer.rank import RankTrainer
-from openrlhf.launcher.trainer.rank_config import RankConfig
+from openrlhf.launcher.ranks.config import RankConfig
+from openrlhf.launcher.ranks.roles import PolicyRank
 from openrlhf.learner.config import DsConfig
 from openrlhf.learner.learner import Learner
 from openrlhf.learner.spec import LearnerSpec, Role
@@ -47,7 +47,7 @@ class Sides:
         # samples may be drawn otherwise; the check is about the whole distribution at temperature 1
         sampling: dict[str, Any] = {"temperature": 0.5, "suppressed_token_ids": (9,)}
         spec = LearnerSpec(role=Role.REFERENCE, model_path=str(folder), ds=ds, **sampling)
-        self.trainer = RankTrainer(Learner(spec), RULES, resolve=list)
+        self.trainer = PolicyRank(Learner(spec), RULES, resolve=lambda what, handles: list(handles))
         self.engine: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32, attn_implementation="eager"
         )

@@ -15,8 +15,8 @@ from openrlhf.launcher.commands import TRAIN_PPO_RAY
 from openrlhf.launcher.help_text import help_text
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.parsing import UsageError
-from openrlhf.launcher.trainer.collect import group_rules
-from openrlhf.learner.spec import Role
+from openrlhf.launcher.ranks.roles import PolicyRank
+from openrlhf.launcher.trainer.pipeline import group_rules
 from support.toy_ranks import references, sampled, toy_config, toy_rank
 from support.trainer_fakes import fake_run
 
@@ -91,8 +91,7 @@ def test_the_trainer_reads_them() -> None:
 @pytest.mark.parametrize(("estimator", "expected"), [("grouped", [1.0, -1.0]), ("dr_grpo", [2.0, 0.5])])
 def test_a_rank_whitens_where_the_row_says_so(estimator: str, expected: list[float]) -> None:
     algo = AlgoConfig(advantage=AdvantageConfig(estimator=estimator), kl=KLConfig(init_coef=0.0))
-    rank = toy_rank(Role.POLICY, torch.zeros(2, 2), toy_config(algo))
-    rank.prepare([references([sampled([0, 1])] * 2, (2.0, 0.5))], refs=[], values=[], kl_coef=0.0)
-    assert rank._batch is not None
-    assert rank._batch.advantages is not None
-    assert rank._batch.advantages[:, 1].tolist() == pytest.approx(expected)
+    rank = toy_rank(PolicyRank, torch.zeros(2, 2), toy_config(algo))
+    prepared = rank.prepare([references([sampled([0, 1])] * 2, (2.0, 0.5))], scores={}, kl_coef=0.0)
+    assert prepared.batch.advantages is not None
+    assert prepared.batch.advantages[:, 1].tolist() == pytest.approx(expected)

@@ -14,8 +14,8 @@ import torch
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import build
+from openrlhf.launcher.samples import SampleInfo, SampleRef
 from openrlhf.launcher.trainer.loop import Trainer, TrainerParts
-from openrlhf.launcher.trainer.protocols import SampleInfo, SampleRef
 from support.toy_ranks import ToyRanks, ToyRollout, toy_ranks
 from support.trainer_fakes import FAILED, GOOD, FakeLearner, FakePrompts, FakeSink, fake_run
 

@@ -235,7 +235,7 @@ def test_n11_a_run_ends_whatever_ends_its_sampling() -> None:
     async def cancelled(*_: Any, **__: Any) -> None:
         raise asyncio.CancelledError
 
-    run.trainer.pipeline._collector.next_batch = cancelled  # type: ignore[attr-defined]
+    run.trainer.pipeline._sample = cancelled  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="sampling was cancelled"):
         run.run(10)
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import pickle
 from pathlib import Path
 
 import pytest
 
+from openrlhf.agents.types import PromptItem
+from openrlhf.launcher.samples import Group
 from openrlhf.launcher.signals import StoppedAfterSave
 from openrlhf.launcher.trainer.checkpoints import find_metric
-from support.trainer_fakes import FakeLearner, FakeRun, fake_run
+from openrlhf.launcher.trainer.untrained import FILE, Collected, read_untrained
+from support.trainer_fakes import FAILED, GOOD, FakeLearner, FakeRollout, FakeRun, fake_run
 
 
 def run_in(folder: Path, prompts: int = 8, **flags) -> FakeRun:
@@ -181,3 +185,18 @@ def test_warning_saves_after_the_step(tmp_path: Path) -> None:
         asyncio.run(warned())
     assert steps_in(tmp_path) == ["global_step1"]
     assert run.learner.exported == []
+
+
+def test_samples_of_checkpoints_of_0_2_are_read(tmp_path: Path) -> None:
+    """There `SampleInfo` lay beside the trainer's protocols."""
+    item = PromptItem(group_id="e0-p0", prompt="p", position=0, episode=0)
+    saved = {"prompt": item, "samples": [GOOD, FAILED], "trajectories": "t"}
+    content = {"batches": [([saved], {"m": 1.0})], "groups": [saved], "deadlines": [3], "prompts": [item]}
+    written = pickle.dumps(content, protocol=2)  # which names modules without their lengths
+    old = written.replace(b"openrlhf.launcher.samples", b"openrlhf.launcher.trainer.protocols")
+    assert old != written
+    (tmp_path / FILE).write_bytes(old)
+    read = asyncio.run(read_untrained(FakeRollout(n=2, weights=FakeLearner()), tmp_path))
+    group = Group(prompt=item, samples=[GOOD, FAILED], handle="t")
+    assert read.batches == [Collected(groups=[group], metrics={"m": 1.0})]
+    assert (read.groups, read.deadlines, read.prompts) == ([group], [3], [item])

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from openrlhf.agents.types import PromptItem
+from openrlhf.launcher.samples import EvalRequest, SampleInfo
 from openrlhf.launcher.signals import StoppedAfterSave
 from openrlhf.launcher.trainer.loop import NoOptimizerStepError
-from openrlhf.launcher.trainer.protocols import EvalRequest, SampleInfo
 from openrlhf.rollout.failure_share import RolloutFailedError
 from support.trainer_fakes import FAILED, GOOD, FakeLearner, fake_run, half_right, unscored
 

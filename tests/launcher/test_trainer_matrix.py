@@ -10,7 +10,7 @@ import pytest
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.core.tables import ESTIMATORS
-from openrlhf.launcher.trainer.protocols import SampleInfo
+from openrlhf.launcher.samples import SampleInfo
 from support.trainer_fakes import GOOD, FakeLearner, fake_run
 
 PIPELINES: dict[str, dict[str, Any]] = {

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openrlhf.launcher.samples import SampleRef
 from openrlhf.launcher.trainer.plan import cut_mini_batches, epoch_order, split_over_ranks
-from openrlhf.launcher.trainer.protocols import SampleRef
 from openrlhf.learner.batching import sample_cost, token_micro_batches
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import build
 from openrlhf.launcher.preflight import check_vision, prepare
-from openrlhf.launcher.trainer.images import image_probe, image_rows
+from openrlhf.launcher.ranks.images import image_probe, image_rows
 from openrlhf.launcher.vision import ImageProcessor, find_vision
 from support.tiny_models import tiny_qwen3
 from support.vision_models import EACH_PROCESSOR, WITH_PROCESSOR, tiny_vision

@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3Mo
 from openrlhf.agents.engine import SamplingParams
 from openrlhf.core.batch import Batch
 from openrlhf.core.config import AlgoConfig, PolicyLossConfig
-from openrlhf.launcher.trainer.rank import RankTrainer
-from openrlhf.launcher.trainer.rank_config import RankConfig
+from openrlhf.launcher.ranks.config import RankConfig
+from openrlhf.launcher.ranks.roles import PolicyRank
 from openrlhf.learner.config import AdamConfig, DsConfig, OptimConfig, TrainBatchConfig
 from openrlhf.learner.learner import Learner
 from openrlhf.learner.setup import init_distributed, leave_distributed
@@ -156,7 +156,7 @@ class Pair:
             batch=TrainBatchConfig(micro_batch_size=8, batch_size=8),
             max_optimizer_steps=1000,
         )
-        self.trainer = RankTrainer(Learner(spec), RULES, resolve=list)
+        self.trainer = PolicyRank(Learner(spec), RULES, resolve=lambda what, handles: list(handles))
         self.bits = noise_bits(DTYPES[dtype])
         self.sender = WeightSender()
         address = self.sender.open(2, 1)

@@ -13,11 +13,11 @@ from openrlhf.rollout.groups import (
     GroupRules,
     GroupRunner,
     GroupStats,
+    Pacing,
     RolloutBatch,
     group_score,
     score_histogram,
 )
-from openrlhf.rollout.pacing import Pacing
 from support.rollout_fakes import FakeGroup, FakeSample, ScriptedRollout, group
 
 A, B, C = 0, 1, 2

@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from openrlhf.rollout.groups import GroupRules, GroupRunner
-from openrlhf.rollout.pacing import Pacing
+from openrlhf.rollout.groups import GroupRules, GroupRunner, Pacing
 from support.rollout_fakes import FakeGroup, ScriptedRollout, group
 
 

@@ -16,14 +16,16 @@ import torch
 
 from openrlhf.agents.types import StopReason, Trajectory, Turn
 from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.ranks.config import RankConfig, rank_config
+from openrlhf.launcher.ranks.roles import CriticRank, PolicyRank, Resolve
 from openrlhf.launcher.ray.start import learner_spec
-from openrlhf.launcher.trainer.protocols import SampleRef
-from openrlhf.launcher.trainer.rank import RankTrainer, combine_sums
-from openrlhf.launcher.trainer.rank_config import rank_config
+from openrlhf.launcher.samples import SampleRef
+from openrlhf.launcher.trainer.protocols import Prepared
 from openrlhf.learner.learner import Learner
 from openrlhf.learner.spec import Role
 from support.learner_models import VOCAB
 from support.learner_ranks import Case
+from support.local_ranks import prepare_here, update_here
 from support.trainer_fakes import FakeLearner, FakeRun, fake_run
 
 PROMPTS, EPISODES, SAVE_STEPS = 4, 3, 1
@@ -69,27 +71,24 @@ def trajectories(handle: str) -> list[Trajectory]:
 class LocalLearner(FakeLearner):
     """Policy and, if there is one, critic of this process. stop: the (step, epoch) at which the run is interrupted."""
 
-    policy: RankTrainer = field(kw_only=True)
-    critic: RankTrainer | None = field(kw_only=True)
+    policy: PolicyRank = field(kw_only=True)
+    critic: CriticRank | None = field(kw_only=True)
     stop: tuple[int, int] | None = None
     step: int = -1
     epoch: int = 0
 
-    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> dict[str, float]:
+    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> Prepared:
         self.step, self.epoch = self.step + 1, 0
-        values = [] if self.critic is None else [self.critic.values(mini_batches)]
-        sums, returns = self.policy.prepare(mini_batches, refs=[], values=values, kl_coef=kl_coef)
-        if self.critic is not None:
-            self.critic.set_returns([returns])
-        return combine_sums([sums])
+        return prepare_here(mini_batches, policy=self.policy, critic=self.critic, kl_coef=kl_coef)
 
-    async def update(self, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]) -> dict[str, float]:
+    async def update(
+        self, prepared: Prepared, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]
+    ) -> dict[str, float]:
         if self.stop == (self.step, self.epoch):
             raise Interrupted
         self.epoch += 1
-        metrics = combine_sums([self.policy.update(order, kl_coef=kl_coef, freeze=freeze_actor)])
-        if self.critic is not None:
-            metrics |= combine_sums([self.critic.update(order, kl_coef=0.0)])
+        roles: dict[str, Any] = {"policy": self.policy, "critic": self.critic}
+        metrics = update_here(prepared, order, **roles, kl_coef=kl_coef, freeze=freeze_actor)
         return metrics | {"noise": float(torch.rand(()))}
 
     async def save(self, folder: str) -> None:
@@ -135,18 +134,19 @@ def make_run(model: str, checkpoints: Path, *, optim: str, stage: int, critic: b
     }
     config = fake_run(PROMPTS, **flags).config
     learner = LocalLearner(
-        policy=_trainer(config, Role.POLICY), critic=_trainer(config, Role.CRITIC) if critic else None
+        policy=PolicyRank(*_rank(config, Role.POLICY)),
+        critic=CriticRank(*_rank(config, Role.CRITIC)) if critic else None,
     )
     return fake_run(PROMPTS, learner=learner, **flags)
 
 
-def _trainer(config: TrainPPOConfig, role: Role) -> RankTrainer:
+def _rank(config: TrainPPOConfig, role: Role) -> tuple[Learner, RankConfig, Resolve]:
     horizon = PROMPTS * EPISODES // 2 * UPDATES_PER_STEP
-    return RankTrainer(
-        Learner(learner_spec(config, role, horizon)),
-        rank_config(config, pad_token_id=0),
-        resolve=lambda handles: [trajectories(h) for h in handles],
-    )
+
+    def resolve(what: str, handles: Sequence[Any]) -> list[Any]:
+        return [trajectories(h) for h in handles] if what == "samples" else list(handles)
+
+    return Learner(learner_spec(config, role, horizon)), rank_config(config, pad_token_id=0), resolve
 
 
 def comparable(steps: Sequence[dict[str, float]]) -> list[dict[str, float]]:

@@ -1,7 +1,7 @@
 """Whole training runs of the quickstart's task in two spawned learner ranks, without Ray and vLLM.
 
 Rank 0 samples with transformers from the weights that the learner streams, and shares the trajectories; from there on
-the runs take the trainer's own way: shaping, mini-batches, `RankTrainer`, `Learner`.
+the runs take the trainer's own way: shaping, mini-batches, the roles, `Learner`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -29,15 +29,16 @@ from openrlhf.core.config import (
     RewardShapingConfig,
 )
 from openrlhf.core.tables import estimator_row
+from openrlhf.launcher.ranks.config import RankConfig
+from openrlhf.launcher.ranks.roles import CriticRank, PolicyRank
+from openrlhf.launcher.samples import Group, SampleInfo
 from openrlhf.launcher.trainer.plan import cut_mini_batches, split_over_ranks
-from openrlhf.launcher.trainer.protocols import Group, SampleInfo
-from openrlhf.launcher.trainer.rank import RankTrainer
-from openrlhf.launcher.trainer.rank_config import RankConfig
 from openrlhf.launcher.trainer.shaping import shape_groups
 from openrlhf.learner.config import AdamConfig, DsConfig, OptimConfig, TrainBatchConfig
 from openrlhf.learner.learner import Learner
 from openrlhf.learner.setup import init_distributed
 from openrlhf.learner.spec import LearnerSpec, Role
+from support.local_ranks import prepare_here, update_here
 
 STEPS = 40
 PROMPTS = 16
@@ -147,8 +148,12 @@ def as_group(position: int, example: Example, rows: list[Trajectory]) -> Group:
     return Group(prompt=prompt, samples=infos, handle=rows)
 
 
-def build_trainer(role: Role, case: Case, model_path: str) -> RankTrainer:
+R = TypeVar("R", PolicyRank, CriticRank)
+
+
+def build_rank(kind: type[R], case: Case, model_path: str) -> R:
     """This rank's policy or critic."""
+    role = Role.CRITIC if kind is CriticRank else Role.POLICY
     lr = CRITIC_LR if role is Role.CRITIC else POLICY_LR
     spec = LearnerSpec(
         role=role,
@@ -167,7 +172,7 @@ def build_trainer(role: Role, case: Case, model_path: str) -> RankTrainer:
         agg_constant=float(MAX_NEW_TOKENS),
         pad_token_id=0,
     )
-    return RankTrainer(Learner(spec), config, resolve=list)
+    return kind(Learner(spec), config, resolve=lambda what, handles: list(handles))
 
 
 class Run:
@@ -176,8 +181,8 @@ class Run:
     def __init__(self, case: Case, model_path: str) -> None:
         self.case = case
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.policy = build_trainer(Role.POLICY, case, model_path)
-        self.critic = build_trainer(Role.CRITIC, case, model_path) if estimator_row(case.estimator).critic else None
+        self.policy = build_rank(PolicyRank, case, model_path)
+        self.critic = build_rank(CriticRank, case, model_path) if estimator_row(case.estimator).critic else None
         self.sampler = Sampler(model_path)
         self.rewards: list[float] = []
 
@@ -215,13 +220,8 @@ class Run:
         self.rewards.append(shaped.metrics["train/reward"])
         cut = cut_mini_batches(shaped.samples, batch_size=TRAIN_BATCH, seed=self.case.seed, step=step)
         shares = [split_over_ranks(batch, self.world_size, hidden_size=64)[self.rank] for batch in cut]
-        values = [self.critic.values(shares)] if self.critic else []
-        _, returns = self.policy.prepare(shares, refs=[], values=values, kl_coef=0.0)
-        order = list(range(len(shares)))
-        self.policy.update(order, kl_coef=0.0)
-        if self.critic:
-            self.critic.set_returns([returns])
-            self.critic.update(order, kl_coef=0.0)
+        prepared = prepare_here(shares, policy=self.policy, critic=self.critic)
+        update_here(prepared, list(range(len(shares))), policy=self.policy, critic=self.critic)
 
 
 def run_cases(rank: int, world_size: int, port: int, model_path: str, cases: Sequence[Case], results: Path) -> None:

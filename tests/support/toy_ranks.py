@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,16 +17,17 @@ from openrlhf.core.batch import Batch
 from openrlhf.core.config import AlgoConfig, PolicyLossConfig
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.logging.sinks import GeneratedSample
-from openrlhf.launcher.trainer.protocols import EvalRequest, Group, SampleRef
-from openrlhf.launcher.trainer.rank import RankTrainer, combine_sums
-from openrlhf.launcher.trainer.rank_config import RankConfig, rank_config
-from openrlhf.launcher.trainer.samples import sample_info
+from openrlhf.launcher.ranks.config import RankConfig, rank_config
+from openrlhf.launcher.ranks.roles import CriticRank, PolicyRank, Rank, ReferenceRank, RewardRank
+from openrlhf.launcher.samples import EvalRequest, Group, SampleRef, sample_info
+from openrlhf.launcher.trainer.protocols import Prepared
 from openrlhf.learner.collective import Collective
 from openrlhf.learner.config import DsConfig, TrainBatchConfig
 from openrlhf.learner.learner import Metrics, Scores, sum_terms
 from openrlhf.learner.metrics import MetricSums
 from openrlhf.learner.objective import ModelOutputs, Objective
 from openrlhf.learner.spec import LearnerSpec, Role
+from support.local_ranks import prepare_here, update_here
 
 CPU = torch.device("cpu")
 
@@ -37,7 +38,7 @@ def toy_spec(role: Role, *, max_epochs: int = 1) -> LearnerSpec:
 
 
 class ToyLearner:
-    """What `RankTrainer` needs of a `Learner`. table: logits [V, V] of a language model, else values [V]."""
+    """What a role needs of a `Learner`. table: logits [V, V] of a language model, else values [V]."""
 
     def __init__(self, role: Role, table: Tensor, *, lr: float = 0.1, max_epochs: int = 1) -> None:
         self.spec = toy_spec(role, max_epochs=max_epochs)
@@ -87,9 +88,19 @@ class ToyLearner:
     def wake(self) -> None: ...
 
 
-def toy_rank(role: Role, table: Tensor, config: RankConfig, **options: Any) -> RankTrainer:
-    learner: Any = ToyLearner(role, table, **options)
-    return RankTrainer(learner, config, resolve=list)
+R = TypeVar("R", bound=Rank)
+ROLES: dict[type[Rank], Role] = {
+    PolicyRank: Role.POLICY,
+    CriticRank: Role.CRITIC,
+    ReferenceRank: Role.REFERENCE,
+    RewardRank: Role.REWARD,
+}
+
+
+def toy_rank(kind: type[R], table: Tensor, config: RankConfig, **options: Any) -> R:
+    """A rank whose handles are the things themselves."""
+    learner: Any = ToyLearner(ROLES[kind], table, **options)
+    return kind(learner, config, resolve=lambda what, handles: list(handles))
 
 
 def toy_config(algo: AlgoConfig, policy_loss: PolicyLossConfig | None = None, **changes: Any) -> RankConfig:
@@ -130,10 +141,10 @@ def references(rows: Sequence[Trajectory], rewards: Sequence[float]) -> list[Sam
 class ToyRanks:
     """The trainer's `Learner`: one rank per role."""
 
-    policy: RankTrainer
-    critic: RankTrainer | None = None
-    reference: RankTrainer | None = None
-    reward: RankTrainer | None = None
+    policy: PolicyRank
+    critic: CriticRank | None = None
+    reference: ReferenceRank | None = None
+    reward: RewardRank | None = None
 
     async def score_rewards(self, samples: Sequence[SampleRef]) -> list[float]:
         assert self.reward is not None
@@ -142,21 +153,17 @@ class ToyRanks:
 
     async def reward_statistics(self) -> tuple[float, float] | None:
         assert self.reward is not None
-        return self.reward.reward_statistics()
+        return self.reward.statistics()
 
-    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> dict[str, float]:
-        refs = [self.reference.logprobs(mini_batches)] if self.reference else []
-        values = [self.critic.values(mini_batches)] if self.critic else []
-        sums, returns = self.policy.prepare(mini_batches, refs=refs, values=values, kl_coef=kl_coef)
-        if self.critic:
-            self.critic.set_returns([returns])
-        return combine_sums([sums])
+    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> Prepared:
+        roles: dict[str, Any] = {"policy": self.policy, "critic": self.critic, "reference": self.reference}
+        return prepare_here(mini_batches, **roles, kl_coef=kl_coef)
 
-    async def update(self, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]) -> dict[str, float]:
-        metrics = combine_sums([self.policy.update(order, kl_coef=kl_coef, freeze=freeze_actor)])
-        if self.critic:
-            metrics |= combine_sums([self.critic.update(order, kl_coef=0.0)])
-        return metrics
+    async def update(
+        self, prepared: Prepared, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]
+    ) -> dict[str, float]:
+        roles: dict[str, Any] = {"policy": self.policy, "critic": self.critic}
+        return update_here(prepared, order, **roles, kl_coef=kl_coef, freeze=freeze_actor)
 
     async def push_weights(self, version: int) -> dict[str, float]:
         return {"rollout/sync_error": 0.0}
@@ -174,7 +181,7 @@ class ToyRanks:
 class ToyRollout:
     """Samples `length` tokens from the policy's own table after prompt token 0; reward: a rule over the tokens."""
 
-    policy: RankTrainer
+    policy: PolicyRank
     n: int
     length: int
     reward: Any
@@ -219,8 +226,8 @@ def toy_ranks(config: TrainPPOConfig, reference: Tensor, *, policy: Tensor | Non
     options: dict[str, Any] = {"lr": lr, "max_epochs": config.train.max_epochs}
     numbers = torch.arange(size, dtype=reference.dtype)
     return ToyRanks(
-        policy=toy_rank(Role.POLICY, reference if policy is None else policy, own, **options),
-        critic=toy_rank(Role.CRITIC, torch.zeros(size), own, **options) if config.has_critic else None,
-        reference=toy_rank(Role.REFERENCE, reference, own) if config.has_reference else None,
-        reward=toy_rank(Role.REWARD, numbers, own) if config.has_reward_model else None,
+        policy=toy_rank(PolicyRank, reference if policy is None else policy, own, **options),
+        critic=toy_rank(CriticRank, torch.zeros(size), own, **options) if config.has_critic else None,
+        reference=toy_rank(ReferenceRank, reference, own) if config.has_reference else None,
+        reward=toy_rank(RewardRank, numbers, own) if config.has_reward_model else None,
     )

@@ -13,8 +13,9 @@ from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import build
 from openrlhf.launcher.logging.sinks import GeneratedSample
+from openrlhf.launcher.samples import EvalRequest, Group, SampleInfo, SampleRef
 from openrlhf.launcher.trainer.loop import Trainer, TrainerParts
-from openrlhf.launcher.trainer.protocols import EvalRequest, Group, SampleInfo, SampleRef
+from openrlhf.launcher.trainer.protocols import Prepared
 
 GOOD = SampleInfo(reward=1.0, score=1.0, total_length=8, num_trainable=4, longest_turn=4, truncated=False, failed=False)
 FAILED = replace(GOOD, reward=None, score=None, failed=True, failure="reward: boom-3", num_trainable=0)
@@ -108,12 +109,16 @@ class FakeLearner:
     async def reward_statistics(self) -> tuple[float, float] | None:
         return self.stored
 
-    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> dict[str, float]:
+    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> Prepared:
         self.log.append("prepare")
         self.prepared.append([list(part) for part in mini_batches])
-        return {"train/kl": self.kl, "kl_coef_seen": kl_coef}
+        metrics = {"train/kl": self.kl, "kl_coef_seen": kl_coef}
+        return Prepared(handle=len(self.prepared), metrics=metrics)
 
-    async def update(self, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]) -> dict[str, float]:
+    async def update(
+        self, prepared: Prepared, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]
+    ) -> dict[str, float]:
+        assert prepared.handle == len(self.prepared), "only the newest batch can be trained on"
         self.log.append("update")
         for _ in range(self.delay()):
             await asyncio.sleep(0)

@@ -57,9 +57,9 @@ class Run:
         sizes = engine_sizes(backend, world)
         self.engines = Engines(backend, self.held, workers=sizes, timeout_s=PATIENCE_S) if rank == 0 else None
         self.sizes, self.generation, self.version = sizes, 0, 0
-        self.actor: Any = LearnerActor.__new__(LearnerActor)
+        self.actor: Any = LearnerActor()
         self.actor.rank, self.actor.sender, self.actor.everywhere = rank, None, False
-        self.actor.trainer = SimpleNamespace(learner=self.learner)
+        self.actor.role = SimpleNamespace(learner=self.learner)
 
     def connect(self) -> None:
         """A new group, as `WeightPush` makes one."""

@@ -1,19 +1,18 @@
-"""Rollout batches out of prompt groups: filtering, refilling, failed samples. Pure asyncio, no tensors, no engines.
+"""Rollout batches out of prompt groups: filtering, refilling, pacing, failed samples. Pure asyncio, no engines.
 
 A group is all samples of one prompt, rolled out by the caller's `run_group`. `GroupRunner.next_batch` keeps prompts
-running until a batch of accepted groups is full.
+running until a batch of accepted groups is full; `Pacing` says how far ahead of training they may run.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from openrlhf.rollout.failure_share import FailureShare
-from openrlhf.rollout.pacing import Pacing
 
 
 class SampleLike(Protocol):
@@ -106,6 +105,63 @@ def group_score(group: GroupLike) -> float | None:
 def survivors(group: GroupLike) -> int:
     """Samples that did not fail."""
     return sum(not s.failed for s in group.samples)
+
+
+class Pacing:
+    """Keeps sampling at most a number of batches ahead of training, so that no token gets too old.
+
+    Batches are numbered in the order in which they are trained on; `trained` of them have reached the engines as new
+    weights. A group that starts now must be in batch `trained + max_staleness` at the latest: that is its deadline.
+    Groups start only while all of them fit into the batches up to their deadlines, and a batch closes only when those
+    left over still do. So the bound holds without throwing anything away.
+
+    batch_size: groups per batch. max_staleness: how many batches may be trained between the start of a group and its
+    own batch (--train.max_staleness). trained, closed: batches that were trained on, and that were filled, so far.
+    """
+
+    def __init__(self, batch_size: int, max_staleness: int, *, trained: int = 0, closed: int | None = None) -> None:
+        self.batch_size = batch_size
+        self.max_staleness = max_staleness
+        self.trained = trained
+        self.closed = trained if closed is None else closed
+        self.last: int | None = None
+        self._advanced = asyncio.Event()
+
+    @property
+    def deadline(self) -> int:
+        """Number of the last batch that a group that starts now may be in."""
+        return self.trained + self.max_staleness
+
+    def advance(self, *, last: int | None = None) -> None:
+        """One more batch was trained on and its weights pushed. last: number of the last batch of the run, if known."""
+        self.trained += 1
+        self.limit(last)
+
+    def limit(self, last: int | None) -> None:
+        """Start nothing for batches after number `last`."""
+        self.last = last
+        self._advanced.set()
+        self._advanced = asyncio.Event()
+
+    def advanced(self) -> Coroutine[Any, Any, bool]:
+        """A wait for the next `advance` or `limit` from now on, also when it is awaited later."""
+        return self._advanced.wait()
+
+    def close_batch(self) -> None:
+        """A batch was filled."""
+        self.closed += 1
+
+    def may_start(self, outstanding: int) -> bool:
+        """Whether one more group may start beside `outstanding` ones that run or wait for a batch."""
+        end = self.deadline if self.last is None else min(self.deadline, self.last)
+        return outstanding < (end - self.closed + 1) * self.batch_size
+
+    def fits(self, deadlines: Iterable[int], *, first: int | None = None) -> bool:
+        """Whether groups with these deadlines all fit into the batches from number `first` (the next one) on."""
+        start = self.closed if first is None else first
+        return all(
+            number < (deadline - start + 1) * self.batch_size for number, deadline in enumerate(sorted(deadlines))
+        )
 
 
 class GroupRunner(Generic[P, G]):

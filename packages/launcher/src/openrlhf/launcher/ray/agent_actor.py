@@ -22,9 +22,8 @@ from openrlhf.launcher.ray.engine_client import RayEngineClient
 from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.redaction import configure_logging
 from openrlhf.launcher.rewards.http import HttpRewardSource, RetryPolicy
+from openrlhf.launcher.samples import EvalRequest, SampleInfo, sample_info
 from openrlhf.launcher.tokenizers import load_tokenizer
-from openrlhf.launcher.trainer.protocols import EvalRequest, SampleInfo
-from openrlhf.launcher.trainer.samples import sample_info
 from openrlhf.launcher.vision import ImageProcessor
 from openrlhf.rollout.router import EngineClient, Router
 

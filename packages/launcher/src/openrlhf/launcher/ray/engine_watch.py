@@ -9,8 +9,9 @@ from typing import Any
 
 from openrlhf.launcher.ray.calls import gather
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
-from openrlhf.launcher.ray.learner_actor import WORK_TIMEOUT
+from openrlhf.launcher.ray.learner_actor import WORK_TIMEOUT, LearnerActor
 from openrlhf.launcher.ray.rank_group import RankGroup
+from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.ray.rollout import RayRollout
 from openrlhf.launcher.ray.weight_push import WeightPush
 
@@ -27,7 +28,12 @@ class EngineWatch:
     """
 
     def __init__(
-        self, fleet: EngineFleet, push: WeightPush, rollout: RayRollout, groups: Sequence[RankGroup], interval: float
+        self,
+        fleet: EngineFleet,
+        push: WeightPush,
+        rollout: RayRollout,
+        groups: Sequence[RankGroup[Any]],
+        interval: float,
     ) -> None:
         """groups: all learner roles, the policy first."""
         self._fleet, self._push, self._rollout = fleet, push, rollout
@@ -40,8 +46,8 @@ class EngineWatch:
         self._tasks.append(asyncio.create_task(self._guarded(self._engines()), name="engine watch"))
         self._tasks.append(asyncio.create_task(self._guarded(self._agents()), name="agent watch"))
         for group in self._groups:
-            for actor, name in zip(group.actors, group.names, strict=True):
-                self._tasks.append(asyncio.create_task(self._guarded(self._rank(actor, name)), name=f"watch {name}"))
+            for rank in group.ranks:
+                self._tasks.append(asyncio.create_task(self._guarded(self._rank(rank)), name=f"watch {rank.name}"))
 
     async def stop(self) -> None:
         """Look no longer."""
@@ -73,8 +79,8 @@ class EngineWatch:
             log.info("engines that agent workers gave up serve again: %s", down)
             await self._rollout.engines_changed(self._fleet.engines)
 
-    async def _rank(self, actor: Any, name: str) -> None:
+    async def _rank(self, rank: Remote[Any]) -> None:
         """A call waits in the rank's queue as long as it works, and fails at once when it dies."""
         while True:
-            await gather([actor.node.remote()], what="learner watch", names=[name], timeout=WORK_TIMEOUT)
+            await gather([rank.ask(LearnerActor.node)], what="learner watch", names=[rank.name], timeout=WORK_TIMEOUT)
             await asyncio.sleep(self._interval)

@@ -1,27 +1,29 @@
-"""One learner rank as a Ray actor: process set-up here, the work in `trainer/rank.py` and the learner package."""
+"""One learner rank as a Ray actor: process set-up and weight transfer; the work of its role is in `ranks/roles.py`."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import ray
 from ray.exceptions import GetTimeoutError
 
+from openrlhf.launcher.ranks.batches import RankBatch
+from openrlhf.launcher.ranks.config import RankConfig
+from openrlhf.launcher.ranks.roles import CriticRank, PolicyRank, Rank, ReferenceRank, RewardRank
 from openrlhf.launcher.ray.calls import DEATHS, WorkerDiedError, first_line
 from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_client import FleetClient
-from openrlhf.launcher.ray.remote import Remote
+from openrlhf.launcher.ray.remote import Remote, serves
+from openrlhf.learner.spec import LearnerSpec, Role
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from openrlhf.launcher.trainer.rank_config import RankConfig
     from openrlhf.learner.learner import Learner
-    from openrlhf.learner.spec import LearnerSpec
     from openrlhf.rollout.weights.wire import BucketPlan, TensorSpec
 
 
@@ -94,26 +96,21 @@ class Transfer:
 UPDATE_TIMEOUTS = {"nccl": 1800.0, "ipc": 15.0}
 """Seconds for one `update_weights`: over nccl a whole push, whose messages have a bound of their own; over ipc one
 message."""
-SAMPLES_TIMEOUT = 300.0
+TIMEOUTS = {"samples": 300.0}
+"""Of what is there already and only has to travel."""
 WORK_TIMEOUT = 24 * 3600.0
 """Bound of one epoch's update or one batch's forwards: days of work are no fault, a dead rank is seen at once."""
-SOURCES = {"refs": "reference log-probs", "values": "critic values", "returns": "policy returns"}
 
 
-def _fetch(name: str, refs: Sequence[ray.ObjectRef]) -> list[Any]:
-    """Other ranks' results, once they have them. Raises WorkerDiedError when one of those ranks is gone."""
+def _fetch(what: str, refs: Sequence[Any]) -> list[Any]:
+    """Samples or other ranks' results, once they have them. Raises WorkerDiedError when the wait is in vain."""
+    limit = TIMEOUTS.get(what, WORK_TIMEOUT)
     try:
-        return ray.get(list(refs), timeout=WORK_TIMEOUT)
-    except DEATHS as error:
-        raise WorkerDiedError(f"{SOURCES[name]}: their rank died ({first_line(error)})") from error
-
-
-def _resolve(handles: Sequence[Any]) -> list[Any]:
-    """The trajectories behind handles; they are there already and only have to travel."""
-    try:
-        return ray.get(list(handles), timeout=SAMPLES_TIMEOUT)
+        return ray.get(list(refs), timeout=limit)
     except GetTimeoutError as error:
-        raise WorkerDiedError(f"samples: {len(handles)} groups did not arrive within {SAMPLES_TIMEOUT:g} s") from error
+        raise WorkerDiedError(f"{what}: {len(refs)} of them did not arrive within {limit:g} s") from error
+    except DEATHS as error:
+        raise WorkerDiedError(f"{what}: their rank died ({first_line(error)})") from error
 
 
 def free_port() -> int:
@@ -131,8 +128,24 @@ def wire_specs(learner: Learner, *, skip_frozen: bool = False) -> list[TensorSpe
     return aligned([TensorSpec(i.name, str(i.dtype).removeprefix("torch."), i.shape) for i in infos])
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Stands for a `RankBatch` outside the rank that holds it: nobody else needs its tensors."""
+
+    number: int
+
+
 class LearnerActor:
-    """A policy, critic, reference or reward rank. Methods are collective over the role's ranks unless they say so."""
+    """The process of a rank. Methods are collective over the role's ranks unless they say so.
+
+    It has the methods of its role too: `serves` gives them to the actor of each role, below.
+    """
+
+    kind: ClassVar[type[Rank]]
+
+    def __init__(self) -> None:
+        self.kept: dict[int, RankBatch] = {}
+        self.number = 0
 
     def node(self) -> tuple[str, str, int, list[str]]:
         """(node id, IP address, a free port, accelerator ids): what the address book is made of."""
@@ -150,7 +163,6 @@ class LearnerActor:
         from openrlhf.learner.setup import init_distributed
 
         init_distributed()
-        from openrlhf.launcher.trainer.rank import RankTrainer
         from openrlhf.learner.learner import Learner
 
         self.rank = address.rank
@@ -159,13 +171,13 @@ class LearnerActor:
         self.bucket_bytes = 0
         self.skip_frozen = False
         self.everywhere = False
-        self.trainer = RankTrainer(Learner(spec), config, resolve=_resolve)
-        self.trainer.learner.give_back()
+        self.role = self.kind(Learner(spec), config, resolve=_fetch)
+        self.role.learner.give_back()
 
     def open_weight_group(self, world_size: int, generation: int, transfer: Transfer, bucket_bytes: int) -> Any:
         """The meeting point of a new weight group. Rank 0 sends; with CUDA IPC every rank does, to its own device."""
         if self.sender is None or transfer.backend != "gloo":
-            largest = max(spec.nbytes for spec in wire_specs(self.trainer.learner))
+            largest = max(spec.nbytes for spec in wire_specs(self.role.learner))
             if self.sender is not None:
                 self.sender.close()
             self.sender = transfer.sender(self.rank, max(bucket_bytes, largest))
@@ -183,7 +195,7 @@ class LearnerActor:
 
         self.bucket_bytes = bucket_bytes
         self.skip_frozen = skip_frozen
-        self.plan = plan_buckets(wire_specs(self.trainer.learner, skip_frozen=skip_frozen), bucket_bytes)
+        self.plan = plan_buckets(wire_specs(self.role.learner, skip_frozen=skip_frozen), bucket_bytes)
         return self.plan
 
     def push(self, version: int) -> None:
@@ -191,22 +203,69 @@ class LearnerActor:
         from openrlhf.rollout.weights.sender import send_or_drain
 
         assert self.plan is not None, "plan_push() comes before push()"
-        stream = self.trainer.learner.named_parameter_buckets(
+        stream = self.role.learner.named_parameter_buckets(
             self.bucket_bytes, skip_frozen=self.skip_frozen, everywhere=self.everywhere
         )
         try:
             send_or_drain(self.sender, stream, self.plan, version)
         finally:
-            self.trainer.learner.give_back()
+            self.role.learner.give_back()
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """A method of this rank's trainer. Afterwards the device's other users can have the memory it took."""
-        try:
-            return getattr(self.trainer, method)(*args, **kwargs)
-        finally:
-            self.trainer.learner.give_back()
+    def keep(self, answer: Any) -> Any:
+        """A batch stays here, in the place of the one before; what goes out stands for it."""
+        if not isinstance(answer, RankBatch):
+            return answer
+        self.number += 1
+        self.kept = {self.number: answer}
+        return Kept(self.number)
 
-    def merged(self, method: str, *args: Any, parts: Mapping[str, Sequence[ray.ObjectRef]], **kwargs: Any) -> Any:
-        """A method whose keyword arguments `parts` are other ranks' results, fetched here and not by the controller."""
-        fetched = {name: _fetch(name, refs) for name, refs in parts.items()}
-        return self.call(method, *args, **fetched, **kwargs)
+    def opened(self, argument: Any) -> Any:
+        """The batch that an argument stands for."""
+        if not isinstance(argument, Kept):
+            return argument
+        assert argument.number in self.kept, f"batch {argument.number} is gone: {self.number} were prepared since"
+        return self.kept[argument.number]
+
+
+def _on_role(actor: Any, method: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Run a method of the actor's role. Afterwards the device's other users can have the memory it took."""
+    try:
+        return actor.keep(getattr(actor.role, method)(*map(actor.opened, args), **kwargs))
+    finally:
+        actor.role.learner.give_back()
+
+
+@serves(PolicyRank, _on_role)
+class PolicyActor(LearnerActor):
+    """A rank of the policy."""
+
+    kind = PolicyRank
+
+
+@serves(CriticRank, _on_role)
+class CriticActor(LearnerActor):
+    """A rank of the critic."""
+
+    kind = CriticRank
+
+
+@serves(ReferenceRank, _on_role)
+class ReferenceActor(LearnerActor):
+    """A rank of the reference model."""
+
+    kind = ReferenceRank
+
+
+@serves(RewardRank, _on_role)
+class RewardActor(LearnerActor):
+    """A rank of the in-cluster reward model."""
+
+    kind = RewardRank
+
+
+ACTORS: dict[Role, type[LearnerActor]] = {
+    Role.POLICY: PolicyActor,
+    Role.CRITIC: CriticActor,
+    Role.REFERENCE: ReferenceActor,
+    Role.REWARD: RewardActor,
+}

@@ -1,26 +1,36 @@
 """All learner ranks of a run behind the trainer's `Learner` protocol.
 
 The controller sends sample references and gets scalars; log-probs, values and returns travel from rank to rank through
-the object store.
+the object store, and a prepared batch stays in the rank that will train on it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import ray
-
 from openrlhf.launcher.outputs import critic_folder
-from openrlhf.launcher.ray.rank_group import RankGroup
+from openrlhf.launcher.ranks.batches import combine_sums
+from openrlhf.launcher.ranks.roles import CriticRank, PolicyRank, ReferenceRank, RewardRank, TrainedRank
+from openrlhf.launcher.ray.rank_group import RankGroup, Refs
 from openrlhf.launcher.ray.weight_push import WeightPush
-from openrlhf.launcher.trainer.protocols import SampleRef
+from openrlhf.launcher.samples import SampleRef
+from openrlhf.launcher.trainer.protocols import Prepared
 
 
-def parts_for(rank: int, world_size: int, refs: Sequence[ray.ObjectRef]) -> Sequence[ray.ObjectRef]:
+def parts_for(rank: int, world_size: int, refs: Refs) -> Refs:
     """Which other ranks' results a rank needs: its twin's where both roles split alike, else all."""
     return [refs[rank]] if len(refs) == world_size else refs
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnRanks:
+    """A prepared batch as it lies in the ranks: a reference per rank of what stands for its share."""
+
+    policy: Refs
+    critic: Refs
 
 
 class RayLearner:
@@ -29,11 +39,11 @@ class RayLearner:
     def __init__(
         self,
         *,
-        policy: RankGroup,
+        policy: RankGroup[PolicyRank],
         push: WeightPush,
-        reference: RankGroup | None = None,
-        critic: RankGroup | None = None,
-        reward: RankGroup | None = None,
+        reference: RankGroup[ReferenceRank] | None = None,
+        critic: RankGroup[CriticRank] | None = None,
+        reward: RankGroup[RewardRank] | None = None,
         tokenizer_path: str,
         critic_export: bool = False,
         take_turns: bool = False,
@@ -46,70 +56,74 @@ class RayLearner:
         self._tokenizer_path = tokenizer_path
 
     @property
-    def groups(self) -> list[RankGroup]:
+    def groups(self) -> list[RankGroup[Any]]:
         return [g for g in (self.policy, self.reference, self.critic, self.reward) if g is not None]
 
     async def score_rewards(self, samples: Sequence[SampleRef]) -> list[float]:
-        assert self.reward is not None, "a reward role is placed when rewards come from an in-cluster model"
+        reward = self._reward_ranks()
         async with self._push.lock if self._take_turns else self._push.alone():
-            refs = self.reward.scatter("rewards", self.reward.shares([samples]))
+            refs = reward.scatter(RewardRank.rewards, reward.shares([samples]))
             merged: dict[int, float] = {}
-            for part in await self.reward.wait(refs, "reward forward"):
+            for part in await reward.wait(refs, "reward forward"):
                 merged.update(part)
         return [merged[s.index] for s in samples]
 
     async def reward_statistics(self) -> tuple[float, float] | None:
-        assert self.reward is not None, "a reward role is placed when rewards come from an in-cluster model"
-        return (await self.reward.wait(self.reward.call("reward_statistics"), "reward statistics"))[0]
+        reward = self._reward_ranks()
+        return (await reward.wait(reward.ask(RewardRank.statistics), "reward statistics"))[0]
 
-    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> dict[str, float]:
+    def _reward_ranks(self) -> RankGroup[RewardRank]:
+        assert self.reward is not None, "a reward role is placed when rewards come from an in-cluster model"
+        return self.reward
+
+    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> Prepared:
         async with self._push.alone():
             return await self._prepare(mini_batches, kl_coef)
 
-    async def _prepare(self, mini_batches: Sequence[Sequence[SampleRef]], kl_coef: float) -> dict[str, float]:
-        from openrlhf.launcher.trainer.rank import combine_sums
-
-        def scattered(group: RankGroup | None, method: str) -> list[ray.ObjectRef]:
-            return [] if group is None else group.scatter(method, group.shares(mini_batches))
-
-        refs = scattered(self.reference, "logprobs")
-        values = scattered(self.critic, "values")
-        world = len(self.policy.actors)
-        pairs = [
-            actor.merged.options(num_returns=2).remote(
-                "prepare",
+    async def _prepare(self, mini_batches: Sequence[Sequence[SampleRef]], kl_coef: float) -> Prepared:
+        policy, critic = self.policy, self.critic
+        scores: dict[str, Refs] = {}
+        valued: list[Any] = []
+        if self.reference is not None:
+            shares = self.reference.shares(mini_batches)
+            scores["ref_logprobs"] = self.reference.scatter(ReferenceRank.logprobs, shares)
+        if critic is not None:
+            valued = critic.scatter(CriticRank.values, critic.shares(mini_batches))
+            scores["values"] = critic.scatter(CriticRank.read, valued)
+        world = len(policy.ranks)
+        prepared = [
+            rank.ask(
+                PolicyRank.prepare,
                 shares,
-                parts={
-                    "refs": parts_for(rank, world, refs),
-                    "values": parts_for(rank, world, values) if values else [],
-                },
+                scores={name: parts_for(number, world, refs) for name, refs in scores.items()},
                 kl_coef=kl_coef,
             )
-            for rank, (actor, shares) in enumerate(
-                zip(self.policy.actors, self.policy.shares(mini_batches), strict=True)
-            )
+            for number, (rank, shares) in enumerate(zip(policy.ranks, policy.shares(mini_batches), strict=True))
         ]
-        sums = await self.policy.wait([first for first, _ in pairs], "experience forward")
-        sums = sums[:: self.policy.tensor_parallel]  # a group's ranks measured the same samples
-        if self.critic is not None:
-            returns = [second for _, second in pairs]
-            count = len(self.critic.actors)
-            sent = [
-                actor.merged.remote("set_returns", parts={"returns": parts_for(rank, count, returns)})
-                for rank, actor in enumerate(self.critic.actors)
+        sums = await policy.wait(policy.scatter(PolicyRank.metrics, prepared), "experience forward")
+        sums = sums[:: policy.tensor_parallel]  # a group's ranks measured the same samples
+        if critic is not None:
+            returns, count = policy.scatter(PolicyRank.returns, prepared), len(critic.ranks)
+            valued = [
+                rank.ask(CriticRank.prepare, own, returns=parts_for(number, count, returns))
+                for number, (rank, own) in enumerate(zip(critic.ranks, valued, strict=True))
             ]
-            await self.critic.wait(sent, "returns")
-        return combine_sums(sums)
+            await critic.wait(valued, "returns")
+        return Prepared(handle=OnRanks(policy=prepared, critic=valued), metrics=combine_sums(sums))
 
-    async def update(self, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]) -> dict[str, float]:
-        from openrlhf.launcher.trainer.rank import combine_sums
+    async def update(
+        self, prepared: Prepared, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]
+    ) -> dict[str, float]:
+        shares: OnRanks = prepared.handle
 
         async def policy() -> list[Any]:
-            refs = self.policy.call("update", list(order), kl_coef=kl_coef, freeze=list(freeze_actor))
+            refs = self.policy.scatter(
+                PolicyRank.update, shares.policy, list(order), kl_coef=kl_coef, freeze=list(freeze_actor)
+            )
             return await self.policy.wait(refs, "policy update")
 
-        async def critic(group: RankGroup) -> list[Any]:
-            return await group.wait(group.call("update", list(order), kl_coef=0.0), "critic update")
+        async def critic(group: RankGroup[CriticRank]) -> list[Any]:
+            return await group.wait(group.scatter(CriticRank.update, shares.critic, list(order)), "critic update")
 
         async with self._push.lock:
             if self.critic is None:
@@ -128,25 +142,28 @@ class RayLearner:
         return await self._push.push(self.policy, version)
 
     async def save(self, folder: str) -> None:
-        await self._each_trained("save", folder, "checkpoint")
+        for group, path in self._trained(folder):
+            await group.wait(group.ask(TrainedRank.save, path), "checkpoint")
 
     async def load(self, folder: str) -> None:
-        await self._each_trained("load_checkpoint", folder, "resume")
+        for group, path in self._trained(folder):
+            await group.wait(group.ask(TrainedRank.load_checkpoint, path), "resume")
 
-    async def _each_trained(self, method: str, folder: str, what: str) -> None:
-        await self.policy.wait(self.policy.call(method, f"{folder}/actor"), what)
-        if self.critic is not None:
-            await self.critic.wait(self.critic.call(method, f"{folder}/critic"), what)
+    def _trained(self, folder: str) -> list[tuple[RankGroup[Any], str]]:
+        """The models that train, each with its place in a checkpoint."""
+        critic = [] if self.critic is None else [(self.critic, f"{folder}/critic")]
+        return [(self.policy, f"{folder}/actor"), *critic]
 
     async def export(self, path: str, *, trial: bool = False) -> None:
         what = "trial of the export" if trial else "export"
-        await self.policy.wait(self.policy.call("export", path, self._tokenizer_path, trial=trial), what)
+        refs = self.policy.ask(PolicyRank.export, path, self._tokenizer_path, trial=trial)
+        await self.policy.wait(refs, what)
         if self.critic is not None and self._critic_export:
-            refs = self.critic.call("export", critic_folder(path), self._tokenizer_path, trial=trial)
+            refs = self.critic.ask(CriticRank.export, critic_folder(path), self._tokenizer_path, trial=trial)
             await self.critic.wait(refs, f"critic {what}")
 
     async def shutdown(self) -> None:
         """End the ranks. Their state is on disk or not wanted, so they are not asked."""
         for group in self.groups:
-            for actor in group.actors:
-                ray.kill(actor)
+            for rank in group.ranks:
+                rank.kill()

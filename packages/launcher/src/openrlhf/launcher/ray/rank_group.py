@@ -2,54 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
 
 from openrlhf.launcher.ray.calls import gather
-from openrlhf.launcher.ray.learner_actor import WORK_TIMEOUT
+from openrlhf.launcher.ray.learner_actor import WORK_TIMEOUT, LearnerActor
+from openrlhf.launcher.ray.remote import Remote
+from openrlhf.launcher.samples import SampleRef
 from openrlhf.launcher.trainer.plan import split_over_ranks
-from openrlhf.launcher.trainer.protocols import SampleRef
 
-Shares = list[list[SampleRef]]
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+Refs = list[ray.ObjectRef]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankGroup:
-    """The ranks of one role.
+class RankGroup(Generic[T]):
+    """The ranks of a role, which have the methods of its class `T` (`launcher/ranks/roles.py`).
 
     hidden_size: that of the policy, for all roles: they must split the samples alike.
     tensor_parallel: how many neighbouring ranks hold one model and get the same samples.
     """
 
     role: str
-    actors: Sequence[Any]
+    ranks: Sequence[Remote[T]]
     hidden_size: int
     tensor_parallel: int = 1
 
-    @property
-    def names(self) -> list[str]:
-        return [f"{self.role} rank {i}" for i in range(len(self.actors))]
-
-    def shares(self, mini_batches: Sequence[Sequence[SampleRef]]) -> list[Shares]:
+    def shares(self, mini_batches: Sequence[Sequence[SampleRef]]) -> list[list[list[SampleRef]]]:
         """Per rank: its share of every mini-batch."""
-        parts = len(self.actors) // self.tensor_parallel
+        parts = len(self.ranks) // self.tensor_parallel
         split = [split_over_ranks(batch, parts, hidden_size=self.hidden_size) for batch in mini_batches]
-        return [[shares[rank // self.tensor_parallel] for shares in split] for rank in range(len(self.actors))]
+        return [[shares[rank // self.tensor_parallel] for shares in split] for rank in range(len(self.ranks))]
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> list[ray.ObjectRef]:
+    def ask(self, method: Callable[Concatenate[T, P], Any], *args: P.args, **kwargs: P.kwargs) -> Refs:
         """The same call on every rank."""
-        return [actor.call.remote(method, *args, **kwargs) for actor in self.actors]
+        return [rank.ask(method, *args, **kwargs) for rank in self.ranks]
 
-    def call_actor(self, method: str, *args: Any) -> list[ray.ObjectRef]:
-        """A method of the actors themselves on every rank."""
-        return [getattr(actor, method).remote(*args) for actor in self.actors]
+    def ask_process(
+        self, method: Callable[Concatenate[LearnerActor, P], Any], *args: P.args, **kwargs: P.kwargs
+    ) -> Refs:
+        """The same call on the process of every rank."""
+        return [Remote[LearnerActor](rank.name, rank.actor).ask(method, *args, **kwargs) for rank in self.ranks]
 
-    def scatter(self, method: str, per_rank: Sequence[Any]) -> list[ray.ObjectRef]:
-        """A call with one argument per rank."""
-        return [actor.call.remote(method, arg) for actor, arg in zip(self.actors, per_rank, strict=True)]
+    def scatter(self, method: Callable[..., Any], per_rank: Sequence[Any], *args: Any, **kwargs: Any) -> Refs:
+        """A call whose first argument each rank has its own of, perhaps as the reference of an earlier answer."""
+        return [rank.ask(method, own, *args, **kwargs) for rank, own in zip(self.ranks, per_rank, strict=True)]
 
-    async def wait(self, refs: Sequence[ray.ObjectRef], what: str, timeout: float = WORK_TIMEOUT) -> list[Any]:
-        return await gather(refs, what=f"{what} ({self.role})", names=self.names, timeout=timeout)
+    async def wait(self, refs: Sequence[Any], what: str, timeout: float = WORK_TIMEOUT) -> list[Any]:
+        names = [rank.name for rank in self.ranks]
+        return await gather(refs, what=f"{what} ({self.role})", names=names, timeout=timeout)

@@ -19,8 +19,7 @@ from openrlhf.launcher.ray.calls import DEATHS, WorkerDiedError, first_line, gat
 from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.ray.remote import Remote, ask_all, ask_living
-from openrlhf.launcher.trainer.protocols import EvalRequest, Group
-from openrlhf.launcher.trainer.samples import sample_info
+from openrlhf.launcher.samples import EvalRequest, Group, sample_info
 
 log = logging.getLogger(__name__)
 

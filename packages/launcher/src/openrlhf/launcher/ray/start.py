@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -28,6 +29,7 @@ from openrlhf.launcher.placement import (
     shares_device,
 )
 from openrlhf.launcher.preflight import Prepared
+from openrlhf.launcher.ranks.config import RankConfig, rank_config
 from openrlhf.launcher.ray.agent_actor import AgentActor, AgentSpec
 from openrlhf.launcher.ray.calls import get
 from openrlhf.launcher.ray.cluster import Cluster
@@ -35,7 +37,7 @@ from openrlhf.launcher.ray.devices import extra_noset
 from openrlhf.launcher.ray.engine_actor import EngineActor, engine_actor
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.ray.engine_watch import INTERVAL, EngineWatch
-from openrlhf.launcher.ray.learner_actor import LearnerActor, RankAddress
+from openrlhf.launcher.ray.learner_actor import ACTORS, LearnerActor, RankAddress
 from openrlhf.launcher.ray.learner_group import RayLearner
 from openrlhf.launcher.ray.placement import Reservation
 from openrlhf.launcher.ray.rank_group import RankGroup
@@ -46,8 +48,8 @@ from openrlhf.launcher.resolve import ENGINE_DTYPES
 from openrlhf.launcher.rewards.http import RetryPolicy
 from openrlhf.launcher.rules.violation import value_at
 from openrlhf.launcher.saved import config_toml
-from openrlhf.launcher.trainer.loop import MetricSink, TrainerParts
-from openrlhf.launcher.trainer.rank_config import RankConfig, rank_config
+from openrlhf.launcher.trainer.loop import TrainerParts
+from openrlhf.launcher.trainer.protocols import MetricSink
 from openrlhf.launcher.vision import VisionModel
 from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.rollout.engine import engine_class
@@ -125,10 +127,10 @@ def check_plan(config: TrainPPOConfig, prepared: Prepared) -> CheckPlan:
     )
 
 
-Groups = dict[str, tuple[RankGroup, list[ray.ObjectRef]]]
+Groups = dict[str, tuple[RankGroup[Any], list[ray.ObjectRef]]]
 
 
-def ray_learner(config: TrainPPOConfig, groups: Mapping[str, RankGroup], push: WeightPush) -> RayLearner:
+def ray_learner(config: TrainPPOConfig, groups: Mapping[str, RankGroup[Any]], push: WeightPush) -> RayLearner:
     """The learner over the ranks of every role that the run has."""
     return RayLearner(
         policy=groups["policy"],
@@ -216,17 +218,20 @@ def start_learners(
     vision = prepared.vision
     processor = None if vision is None else vision.path
     ranks_config = rank_config(config, pad_token_id=prepared.pad_token_id, processor_path=processor)
-    actor = ray.remote(LearnerActor)
     for role in reservation.plan.seats:
         if role == ENGINE:
             continue
-        actors = [
-            actor.options(**reservation.options(role, rank), runtime_env={"env_vars": dict(environment)}).remote()
+        actor = ray.remote(ACTORS[Role(role)])
+        ranks = [
+            Remote[Any](
+                f"{role} rank {rank}",
+                actor.options(**reservation.options(role, rank), runtime_env={"env_vars": dict(environment)}).remote(),
+            )
             for rank in range(reservation.plan.ranks(role))
         ]
         group = RankGroup(
             role=role,
-            actors=actors,
+            ranks=ranks,
             hidden_size=prepared.hidden_size,
             tensor_parallel=config.ds.tensor_parallel_size,
         )
@@ -234,29 +239,26 @@ def start_learners(
     return groups
 
 
-def _set_up(group: RankGroup, spec: LearnerSpec, config: RankConfig) -> list[ray.ObjectRef]:
-    nodes = get([a.node.remote() for a in group.actors], what=f"{group.role} processes", timeout=SETUP_TIMEOUT)
+def _set_up(group: RankGroup[Any], spec: LearnerSpec, config: RankConfig) -> list[ray.ObjectRef]:
+    nodes = get(group.ask_process(LearnerActor.node), what=f"{group.role} processes", timeout=SETUP_TIMEOUT)
     on_node: dict[str, int] = {}
     local_ranks = []
     for node_id, *_ in nodes:
         local_ranks.append(on_node.get(node_id, 0))
         on_node[node_id] = on_node.get(node_id, 0) + 1
     _, master, port, _ = nodes[0]
-    return [
-        actor.setup.remote(
-            RankAddress(
-                rank=rank,
-                world_size=len(group.actors),
-                local_rank=local_ranks[rank],
-                local_world_size=on_node[nodes[rank][0]],
-                master_address=master,
-                master_port=port,
-            ),
-            spec,
-            config,
+    addresses = [
+        RankAddress(
+            rank=rank,
+            world_size=len(nodes),
+            local_rank=local_ranks[rank],
+            local_world_size=on_node[nodes[rank][0]],
+            master_address=master,
+            master_port=port,
         )
-        for rank, actor in enumerate(group.actors)
+        for rank in range(len(nodes))
     ]
+    return group.scatter(LearnerActor.setup, addresses, spec, config)
 
 
 def learner_spec(config: TrainPPOConfig, role: Role, horizon: int, vision: VisionModel | None = None) -> LearnerSpec:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from openrlhf.agents.engine import SamplingParams
+from openrlhf.launcher.ranks.roles import PolicyRank
 from openrlhf.launcher.ray.calls import WorkerDiedError, gather
 from openrlhf.launcher.ray.engine_client import RayEngineClient
 from openrlhf.launcher.ray.engine_fleet import STEP_TIMEOUT, EngineFleet
-from openrlhf.launcher.ray.learner_actor import Transfer
+from openrlhf.launcher.ray.learner_actor import LearnerActor, Transfer
 from openrlhf.launcher.ray.rank_group import RankGroup
 from openrlhf.launcher.ray.remote import ask_all
 from openrlhf.rollout.engine import EngineControl
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from openrlhf.rollout.weights.wire import BucketPlan
 
 log = logging.getLogger(__name__)
+
+Policy = RankGroup[PolicyRank]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -92,7 +95,7 @@ class WeightPush:
         self._whole_sent = False
         self.last_bytes = 0
 
-    async def push(self, policy: RankGroup, version: int) -> dict[str, float]:
+    async def push(self, policy: Policy, version: int) -> dict[str, float]:
         """Push and check. Returns rollout/sync_error, rollout/sync_tolerance, timing/broadcast and timing/sync_check.
 
         Raises SyncError when the engines then compute something else than the trainer, WorkerDiedError when a learner
@@ -101,7 +104,7 @@ class WeightPush:
         async with self.lock:
             return await self._push_and_check(policy, version, self._pause)
 
-    async def recover(self, policy: RankGroup) -> None:
+    async def recover(self, policy: Policy) -> None:
         """Start engines again that are gone and give all of them the weights of the policy. Nothing before any push.
 
         Requests on the others pause meanwhile; engines that slept sleep again. Between two optimiser steps of one
@@ -120,7 +123,7 @@ class WeightPush:
         """Surrounds work of the models that must not meet awake engines: no engine is restarted meanwhile."""
         return self.lock if self._fleet.shares_devices else nullcontext()
 
-    async def _push_and_check(self, policy: RankGroup, version: int, pause: Pause | None) -> dict[str, float]:
+    async def _push_and_check(self, policy: Policy, version: int, pause: Pause | None) -> dict[str, float]:
         began = time.perf_counter()
         failures = 0
         while True:
@@ -141,7 +144,7 @@ class WeightPush:
         took = time.perf_counter() - began - metrics["timing/sync_check"]
         return metrics | {"timing/broadcast": took, "rollout/push_bytes": float(self.last_bytes)}
 
-    async def _try_once(self, policy: RankGroup, version: int, pause: Pause | None) -> dict[str, float]:
+    async def _try_once(self, policy: Policy, version: int, pause: Pause | None) -> dict[str, float]:
         engines = self._fleet.engines
         await self._fleet.wake_weights()
         if pause is not None:
@@ -153,16 +156,16 @@ class WeightPush:
         pushed = time.perf_counter()
         return await self._check(policy) | {"timing/sync_check": time.perf_counter() - pushed}
 
-    async def _push_once(self, policy: RankGroup, version: int) -> None:
+    async def _push_once(self, policy: Policy, version: int) -> None:
         if not self._connected:
             await self._connect(policy)
         skip_frozen = self._whole_sent
         if self._plan is None or self._plan_skips != skip_frozen:
-            refs = policy.call_actor("plan_push", self._bucket_bytes, skip_frozen)
+            refs = policy.ask_process(LearnerActor.plan_push, self._bucket_bytes, skip_frozen)
             self._plan = (await policy.wait(refs, "weight push plan", PUSH_TIMEOUT))[0]
             self._plan_skips = skip_frozen
         assert self._plan is not None
-        sending = policy.wait(policy.call_actor("push", version), f"weight push {version}", PUSH_TIMEOUT)
+        sending = policy.wait(policy.ask_process(LearnerActor.push, version), f"weight push {version}", PUSH_TIMEOUT)
         if self._backend == "gloo":
             what, method = f"weight push {version}", EngineControl.receive_weights
             await _both(sending, ask_all(self._fleet.engines, what, PUSH_TIMEOUT, method, self._plan, version))
@@ -171,15 +174,17 @@ class WeightPush:
         self.last_bytes = self._plan.nbytes
         self._whole_sent = True
 
-    async def _connect(self, policy: RankGroup) -> None:
+    async def _connect(self, policy: Policy) -> None:
         self._generation += 1
         workers = [spec.num_workers for spec in self._fleet.specs]
         transfer = Transfer(backend=self._backend)
         if self._backend != "gloo":
             transfer = Transfer(backend=self._backend, engines=tuple(self._fleet.engines), num_workers=workers)
-        refs = policy.call_actor("open_weight_group", 1 + sum(workers), self._generation, transfer, self._bucket_bytes)
+        refs = policy.ask_process(
+            LearnerActor.open_weight_group, 1 + sum(workers), self._generation, transfer, self._bucket_bytes
+        )
         opened = await policy.wait(refs, "weight group", CONNECT_TIMEOUT)
-        connecting = policy.wait(policy.call_actor("connect_weight_group"), "weight group", CONNECT_TIMEOUT)
+        connecting = policy.wait(policy.ask_process(LearnerActor.connect_weight_group), "weight group", CONNECT_TIMEOUT)
         if self._backend == "gloo":
             joining = [
                 engine.ask(EngineControl.init_weight_transfer, opened[0].for_engine(1 + sum(workers[:number])))
@@ -192,13 +197,13 @@ class WeightPush:
         self._connected = True
         self._whole_sent = False
 
-    async def _check(self, policy: RankGroup) -> dict[str, float]:
+    async def _check(self, policy: Policy) -> dict[str, float]:
         plan, fleet = self._check_plan, self._fleet
         if self._rows is None:
             self._rows = await self._text()
-        refs = [policy.call("check_logprobs", self._rows)]
+        refs = [policy.ask(PolicyRank.check_logprobs, self._rows)]
         if plan.tolerance is None:
-            refs.append(policy.call("check_logprobs", self._rows, bits=plan.bits))
+            refs.append(policy.ask(PolicyRank.check_logprobs, self._rows, bits=plan.bits))
         (own, *rounded), engines = await _both(
             asyncio.gather(*(policy.wait(ref, "sync check", CHECK_TIMEOUT) for ref in refs)),
             ask_all(fleet.engines, "sync check", CHECK_TIMEOUT, EngineControl.score, self._rows),

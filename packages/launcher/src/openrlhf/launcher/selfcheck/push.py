@@ -11,6 +11,8 @@ import torch
 
 from openrlhf.agents.engine import SamplingParams
 from openrlhf.core.config import AlgoConfig, PolicyLossConfig
+from openrlhf.launcher.ranks.config import RankConfig
+from openrlhf.launcher.ranks.roles import PolicyRank
 from openrlhf.launcher.ray.learner_actor import Sender
 from openrlhf.launcher.selfcheck.engine_process import EngineProcess
 from openrlhf.launcher.selfcheck.learning import (
@@ -24,8 +26,6 @@ from openrlhf.launcher.selfcheck.learning import (
 )
 from openrlhf.launcher.selfcheck.models import TINY, make_model
 from openrlhf.launcher.selfcheck.outcome import CheckError, Outcome
-from openrlhf.launcher.trainer.rank import RankTrainer
-from openrlhf.launcher.trainer.rank_config import RankConfig
 from openrlhf.learner.setup import leave_distributed, training_device
 from openrlhf.rollout.engine import EngineControl, InferenceEngine
 from openrlhf.rollout.engine_spec import EngineSpec, SyncBackend
@@ -56,7 +56,7 @@ SAMPLE = GenerateRequest(
 class Pair:
     """A learner and an engine that are joined by a weight group."""
 
-    trainer: RankTrainer
+    trainer: PolicyRank
     engine: EngineProcess
     sender: Sender
     plan: BucketPlan
@@ -196,7 +196,7 @@ def _free() -> float:
     return float(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else 0.0
 
 
-def _trainer(model: str, *, sleeps: bool) -> RankTrainer:
+def _trainer(model: str, *, sleeps: bool) -> PolicyRank:
     """The policy's rank as a run makes it."""
     learner = make_learner(model, settings(enable_sleep=sleeps), shares_device=True)
     config = RankConfig(
@@ -207,7 +207,7 @@ def _trainer(model: str, *, sleeps: bool) -> RankTrainer:
         agg_constant=1.0,
         pad_token_id=0,
     )
-    return RankTrainer(learner, config, resolve=list)
+    return PolicyRank(learner, config, resolve=lambda what, handles: list(handles))
 
 
 def _engine_spec(model: str, backend: SyncBackend, *, sleeps: bool = False) -> EngineSpec:
@@ -224,7 +224,7 @@ def _engine_spec(model: str, backend: SyncBackend, *, sleeps: bool = False) -> E
     )
 
 
-def _join(trainer: RankTrainer, engine: EngineProcess, backend: SyncBackend) -> Pair:
+def _join(trainer: PolicyRank, engine: EngineProcess, backend: SyncBackend) -> Pair:
     bucket_bytes = BUCKET_NUMBERS * (4 if dtype() == "fp32" else 2)
     infos = trainer.learner.weight_metadata()
     specs = [TensorSpec(i.name, str(i.dtype).removeprefix("torch."), i.shape) for i in infos]

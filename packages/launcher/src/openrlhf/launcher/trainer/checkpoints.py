@@ -14,9 +14,8 @@ from typing import Any
 
 from openrlhf.launcher.config import CkptConfig
 from openrlhf.launcher.saved import STATE_FILE
-from openrlhf.launcher.trainer.collect import Untrained
 from openrlhf.launcher.trainer.protocols import Learner, Rollout
-from openrlhf.launcher.trainer.untrained import read_untrained, write_untrained
+from openrlhf.launcher.trainer.untrained import Untrained, read_untrained, write_untrained
 from openrlhf.learner.checkpoint_dir import CheckpointStore
 
 log = logging.getLogger(__name__)

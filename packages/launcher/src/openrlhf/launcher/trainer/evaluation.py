@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import comb
 
 from openrlhf.launcher.logging.values import nan_mean
-from openrlhf.launcher.trainer.protocols import Group
+from openrlhf.launcher.samples import Group
 
 
 def unbiased_pass_at_k(correct: int, total: int, k: int) -> float:

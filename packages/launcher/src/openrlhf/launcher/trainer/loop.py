@@ -11,43 +11,30 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.core.kl import KLController
 from openrlhf.core.rewards import RunningRewardNorm
 from openrlhf.launcher.config import TrainPPOConfig
-from openrlhf.launcher.logging.sinks import GeneratedSample
 from openrlhf.launcher.logging.values import sum_metrics
+from openrlhf.launcher.samples import EvalRequest, Group
 from openrlhf.launcher.saved import RUN
 from openrlhf.launcher.signals import StoppedAfterSave
+from openrlhf.launcher.trainer.asynchronous import AsyncPipeline
 from openrlhf.launcher.trainer.checkpoints import Checkpoints
-from openrlhf.launcher.trainer.collect import Collected, PromptSource, Untrained, late_failures
 from openrlhf.launcher.trainer.evaluation import evaluation_metrics
 from openrlhf.launcher.trainer.model_rewards import add_rewards, reward_stream
-from openrlhf.launcher.trainer.pipeline import make_pipeline
+from openrlhf.launcher.trainer.pipeline import Pipeline, SyncPipeline, late_failures
 from openrlhf.launcher.trainer.plan import cut_mini_batches, epoch_order
-from openrlhf.launcher.trainer.protocols import EvalRequest, Group, Learner, Rollout
+from openrlhf.launcher.trainer.protocols import Learner, MetricSink, Prepared, PromptSource, Rollout
 from openrlhf.launcher.trainer.shaping import ShapedBatch, shape_groups
+from openrlhf.launcher.trainer.untrained import Collected, Untrained
 
 log = logging.getLogger(__name__)
 
 LOGGED_SAMPLES = 2
 """Samples of the first group that are logged as text."""
-
-
-class MetricSink(Protocol):
-    """Where metrics go; it never raises. run_id: the run's name there, the same after a restart."""
-
-    run_id: str
-
-    def resume(self, step: int) -> None: ...
-
-    def log_step(self, step: int, metrics: dict[str, float]) -> None: ...
-
-    def log_evaluation(self, step: int, metrics: dict[str, float]) -> None: ...
-
-    def log_samples(self, step: int, samples: Sequence[GeneratedSample]) -> None: ...
 
 
 @dataclass
@@ -96,7 +83,9 @@ class Trainer:
         self.state = TrainerState()
         self.kl = KLController(config.algo.kl)
         self.norm = RunningRewardNorm() if config.reward.normalize_enable else None
-        self.pipeline = make_pipeline(config, parts.rollout, parts.prompts, reward_stream(config, parts.learner))
+        kind = AsyncPipeline if config.train.async_enable else SyncPipeline
+        rewards = reward_stream(config, parts.learner)
+        self.pipeline: Pipeline = kind(config, parts.rollout, parts.prompts, rewards)
         self.metrics: dict[str, float] = {}
         self.evaluation: dict[str, float] = {}
         self.evaluated_at = -1
@@ -226,12 +215,14 @@ class Trainer:
             )
             metrics = sum_metrics(shaped.metrics, collected.metrics, failed)
             metrics |= staleness(collected.groups, self.state.version)
+            prepared = None
             if mini_batches:
-                metrics |= await self.parts.learner.prepare(mini_batches, kl_coef=self.kl.value)
+                prepared = await self.parts.learner.prepare(mini_batches, kl_coef=self.kl.value)
+                metrics |= prepared.metrics
         self.state.step += 1
-        if mini_batches:
+        if prepared is not None:
             with self._timed(phases, "ppo_train"):
-                metrics |= await self._learn(len(mini_batches))
+                metrics |= await self._learn(prepared, len(mini_batches))
             self.state.version += 1
             await self._evaluated()
             with self._timed(phases, "broadcast"):
@@ -267,8 +258,8 @@ class Trainer:
         """Rewards of an in-cluster model for samples that were not scored while others were sampled."""
         return await add_rewards(self.parts.learner, groups) if self.config.has_reward_model else groups
 
-    async def _learn(self, num_mini_batches: int) -> dict[str, float]:
-        """All epochs over the prepared batch, at most up to --train.max_steps."""
+    async def _learn(self, prepared: Prepared, num_mini_batches: int) -> dict[str, float]:
+        """All epochs over a batch, at most up to --train.max_steps."""
         train, metrics = self.config.train, []
         for epoch in range(train.max_epochs):
             order = epoch_order(num_mini_batches, seed=train.seed, step=self.state.step, epoch=epoch)
@@ -278,7 +269,7 @@ class Trainer:
                 break
             first = self.state.optimizer_steps
             freeze = [first + i < self.config.critic.freezing_steps for i in range(len(order))]
-            metrics.append(await self.parts.learner.update(order, kl_coef=self.kl.value, freeze_actor=freeze))
+            metrics.append(await self.parts.learner.update(prepared, order, kl_coef=self.kl.value, freeze_actor=freeze))
             self.state.optimizer_steps += len(order)
         return over_epochs(metrics)
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from openrlhf.launcher.config import TrainPPOConfig
-from openrlhf.launcher.trainer.protocols import Group, Learner, SampleInfo, SampleRef
+from openrlhf.launcher.samples import Group, SampleInfo, SampleRef
+from openrlhf.launcher.trainer.protocols import Learner
 
 
 async def add_rewards(learner: Learner, groups: Sequence[Group]) -> list[Group]:
@@ -18,39 +19,16 @@ async def add_rewards(learner: Learner, groups: Sequence[Group]) -> list[Group]:
     """
     refs = unscored_refs(groups)
     rewards = iter(await learner.score_rewards(refs) if refs else ())
-    return [replace(g, samples=[_rewarded(s, next(rewards)) if _unscored(s) else s for s in g.samples]) for g in groups]
-
-
-NO_REWARD = (
-    "agent: the sample came back without a reward, and nothing else gives one: return a number as its reward from "
-    "execute() (--train.agent_func_path)"
-)
-
-
-async def scored(group: Group, stream: RewardStream | None, *, by_model: bool) -> Group:
-    """A group that was just sampled, with the rewards of the stream, if there is one.
-
-    by_model: whether a reward model scores what has no reward, in the stream or later. Else such a sample fails.
-    """
-    if stream is not None:
-        return await stream.score(group)
-    if by_model or not any(_unscored(s) for s in group.samples):
-        return group
-    samples = [replace(s, failed=True, failure=NO_REWARD) if _unscored(s) else s for s in group.samples]
-    return replace(group, samples=samples)
+    return [replace(g, samples=[_rewarded(s, next(rewards)) if s.unscored else s for s in g.samples]) for g in groups]
 
 
 def unscored_refs(groups: Sequence[Group]) -> list[SampleRef]:
     """References to the samples that still need a reward, numbered from 0."""
-    places = [(g.handle, i, s.total_length) for g in groups for i, s in enumerate(g.samples) if _unscored(s)]
+    places = [(g.handle, i, s.total_length) for g in groups for i, s in enumerate(g.samples) if s.unscored]
     return [
         SampleRef(handle=handle, position=position, index=index, reward=0.0, length=length)
         for index, (handle, position, length) in enumerate(places)
     ]
-
-
-def _unscored(sample: SampleInfo) -> bool:
-    return not sample.failed and sample.reward is None
 
 
 def _rewarded(sample: SampleInfo, reward: float) -> SampleInfo:

@@ -1,300 +1,264 @@
-"""How sampling and training share time: one after the other, or side by side with a bound on staleness.
+"""Rollout batches for the trainer: from prompts, over groups of samples (`openrlhf.rollout.groups`), to full batches.
 
-Both pipelines look alike to the trainer: it takes rollout batches, announces weight pushes and finished steps.
+`SyncPipeline` samples when the trainer asks; `asynchronous.AsyncPipeline` samples while it trains. Both look alike to
+the trainer: it takes batches, announces weight pushes and finished steps.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
+import itertools
+import logging
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Protocol
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import TrainPPOConfig
-from openrlhf.launcher.trainer.collect import Collected, Collector, PromptSource, Untrained
-from openrlhf.launcher.trainer.model_rewards import RewardStream, scored
-from openrlhf.launcher.trainer.protocols import EvalRequest, Group, Rollout, SampleInfo
-from openrlhf.rollout.pacing import Pacing
+from openrlhf.launcher.samples import EvalRequest, Group, SampleInfo, fail_unscored
+from openrlhf.launcher.trainer.model_rewards import RewardStream
+from openrlhf.launcher.trainer.protocols import PromptSource, Rollout
+from openrlhf.launcher.trainer.untrained import Collected, Untrained
+from openrlhf.rollout.failure_share import FailureShare
+from openrlhf.rollout.groups import GroupRules, GroupRunner, GroupStats, Pacing, RolloutBatch, score_histogram
+
+log = logging.getLogger(__name__)
+
+FAILURE_KINDS = ("agent", "reward", "engine", "timeout")
+"""Borders that a sample can fail at; each has its count among the metrics of every step."""
 
 
-class Pipeline(Protocol):
-    """Where the trainer's rollout batches come from."""
+def group_rules(config: TrainPPOConfig) -> GroupRules:
+    """Which groups make a rollout batch: in prompt order, or by arrival in the asynchronous pipeline."""
+    algo, rollout = config.algo, config.rollout
+    in_flight = rollout.vllm_generate_batch_size
+    if config.train.async_enable and in_flight is None:
+        in_flight = rollout.batch_size
+    return GroupRules(
+        batch_size=rollout.batch_size,
+        in_flight=in_flight,
+        by_arrival=config.train.async_enable,
+        score_range=algo.dynamic_filtering_range if algo.dynamic_filtering_enable else None,
+        min_survivors=algo.advantage.row.min_samples,
+        max_failed_fraction=rollout.max_failed_fraction,
+    )
 
-    @property
-    def episode(self) -> int:
-        """The episode that prompts are drawn from."""
-        ...
 
-    def start(self) -> None:
-        """Begin a fresh run."""
-        ...
+def failure_metrics(failures: Mapping[str, int]) -> dict[str, float]:
+    """The number of failed samples, in all and by kind."""
+    counts = dict.fromkeys(FAILURE_KINDS, 0) | dict(failures)
+    by_kind = {f"rollout/failed_samples_{kind}": float(count) for kind, count in counts.items()}
+    return {"rollout/failed_samples": float(sum(counts.values()))} | by_kind
 
-    def resume(self, episode: int, step: int, untrained: Untrained) -> None:
-        """Go on after `step` rollout batches."""
-        ...
 
+def late_failures(sampled: Sequence[Group], rewarded: Sequence[Group]) -> list[SampleInfo]:
+    """The samples that a reward model failed after their batch was complete."""
+    pairs = ((s, r) for a, b in zip(sampled, rewarded, strict=True) for s, r in zip(a.samples, b.samples, strict=True))
+    return [r for s, r in pairs if r.failed and not s.failed]
+
+
+class Pipeline(ABC):
+    """Draws prompts until a rollout batch is full, episode by episode. How sampling shares time is the subclass'.
+
+    episode: the one that prompts are drawn from.
+    """
+
+    def __init__(
+        self,
+        config: TrainPPOConfig,
+        rollout: Rollout,
+        prompts: PromptSource,
+        rewards: RewardStream | None = None,
+        *,
+        pacing: Pacing | None = None,
+    ) -> None:
+        """rewards: scores groups as they finish. pacing: how far ahead of training sampling may go."""
+        self.episode = 0
+        self._config = config
+        self._rollout = rollout
+        self._prompts = prompts
+        self._rewards = rewards
+        self._pacing = pacing
+        self._runner: GroupRunner[PromptItem, Group] | None = None
+        self._seen = GroupStats()
+        self._failures: Counter[str] = Counter()  # since the last batch
+        self._share = FailureShare(config.rollout.max_failed_fraction, config.rollout.batch_size)
+
+    @abstractmethod
     async def next(self) -> Collected | None:
-        """The next rollout batch; None when all prompts of all episodes are used up."""
-        ...
+        """The next rollout batch; None when all prompts of all episodes are used up.
+
+        Raises RolloutFailedError when too many samples failed, with the first failure's traceback.
+        """
+
+    @abstractmethod
+    async def evaluate(self, items: Sequence[PromptItem], request: EvalRequest) -> list[Group]:
+        """Every prompt of an evaluation, in order."""
+
+    @abstractmethod
+    def ready(self) -> list[Collected]:
+        """Full batches that the trainer has not taken yet."""
 
     def pushing(self) -> AbstractAsyncContextManager[None]:
         """Surrounds a weight push: engines are idle inside, unless they pause by themselves."""
-        ...
+        return nullcontext()
 
     def limit(self, last: int | None) -> None:
         """Sample nothing for rollout batches after number `last`, counted from 0 over the whole run; None: no end."""
-        ...
+        if self._pacing is not None:
+            self._pacing.limit(last)
 
     def trained(self, last: int | None) -> None:
         """A step is over and the engines have its weights. last: as in `limit`."""
-        ...
+        if self._pacing is not None:
+            self._pacing.advance(last=last)
 
-    async def evaluate(self, items: Sequence[PromptItem], request: EvalRequest) -> list[Group]:
-        """Every prompt of an evaluation, in order."""
-        ...
+    def start(self) -> None:
+        """Begin the run at the first prompt."""
+        self._prompts.start_episode(0)
+
+    def resume(self, episode: int, step: int, untrained: Untrained) -> None:
+        """Go on after `step` rollout batches in this episode, where the prompt source already stands."""
+        rollout = self._config.rollout
+        self.episode = episode
+        self._share = FailureShare(rollout.max_failed_fraction, rollout.batch_size, resumed=True)
+        self._runner = self._new_runner(untrained)
 
     def fail(self, samples: Sequence[SampleInfo]) -> dict[str, float]:
         """Count samples of the last batch that a reward model failed. Returns their metrics.
 
         Raises RolloutFailedError when with them too many samples failed.
         """
-        ...
+        self._share.fail(samples)
+        return failure_metrics(Counter(s.failure_kind for s in samples))
 
     def untrained(self) -> Untrained:
         """What a checkpoint must hold of the samples, at this moment."""
-        ...
+        runner = self._runner
+        if runner is None:
+            return Untrained(batches=self.ready())
+        return Untrained(
+            batches=self.ready(),
+            groups=runner.buffer,
+            deadlines=runner.buffer_deadlines,
+            prompts=runner.running_prompts,
+        )
 
     def describe(self) -> str:
-        """What became of all samples so far."""
-        ...
+        """What became of all samples so far, for the message of a run that trained on nothing."""
+        seen = self._seen
+        return (
+            f"{seen.samples} samples, {seen.failed_samples} failed; groups: {seen.accepted} accepted, {seen.rejected} "
+            f"filtered out, {seen.dropped} dropped; group mean scores:\n{score_histogram(seen.mean_scores)}"
+        )
 
     async def close(self) -> None:
-        """End sampling."""
-        ...
+        """End sampling: cancel the groups under way."""
+        if self._runner is not None:
+            await self._runner.stop()
+
+    async def _sample(self) -> Collected | None:
+        """Run groups until a batch is full, in a further episode where this one ends before."""
+        while True:
+            if self._runner is None:
+                self._runner = self._new_runner(Untrained())
+            batch = await self._runner.next_batch()
+            self._count(batch.stats)
+            if batch.groups:
+                return Collected(groups=batch.groups, metrics=self._metrics(batch))
+            self._explain_nothing(batch)
+            if self.episode + 1 >= self._config.train.num_episodes:
+                return None
+            self.episode += 1
+            self._prompts.start_episode(self.episode)
+            self._runner = None
+
+    async def _run_group(self, item: PromptItem, evaluation: EvalRequest | None = None) -> Group:
+        return await self._scored(await self._rollout.run_group(item, evaluation=evaluation))
+
+    async def _scored(self, group: Group) -> Group:
+        """With rewards of the stream. Where a reward model scores later, what has no reward yet is left as it is."""
+        if self._rewards is not None:
+            return await self._rewards.score(group)
+        return group if self._config.has_reward_model else fail_unscored(group)
+
+    async def _run_all(self, items: Sequence[PromptItem], request: EvalRequest) -> list[Group]:
+        return list(await asyncio.gather(*(self._run_group(item, request) for item in items)))
+
+    def _new_runner(self, untrained: Untrained) -> GroupRunner[PromptItem, Group]:
+        return GroupRunner(
+            itertools.chain(untrained.prompts, self._items()),
+            self._run_group,
+            group_rules(self._config),
+            buffer=untrained.groups,
+            pacing=self._pacing,
+            deadlines=untrained.deadlines if self._pacing else (),
+            failures=self._share,
+        )
+
+    def _items(self) -> Iterator[PromptItem]:
+        while items := self._prompts.next(1):
+            yield from items
+
+    def _metrics(self, batch: RolloutBatch[Group]) -> dict[str, float]:
+        failures, self._failures = self._failures, Counter()
+        metrics = {"rollout/dropped_groups": float(batch.stats.dropped)} | failure_metrics(failures)
+        if self._config.algo.dynamic_filtering_enable:
+            metrics["train/dynamic_filtering_pass_rate"] = 100.0 * batch.stats.pass_rate
+        return metrics
+
+    def _count(self, stats: GroupStats) -> None:
+        seen = self._seen
+        for name in ("accepted", "rejected", "dropped", "samples", "failed_samples"):
+            setattr(seen, name, getattr(seen, name) + getattr(stats, name))
+        seen.mean_scores.extend(stats.mean_scores)
+        self._failures.update(stats.failures)
+
+    def _explain_nothing(self, batch: RolloutBatch[Group]) -> None:
+        stats = batch.stats
+        if stats.rejected or stats.dropped:
+            log.warning(
+                "the episode ended without another rollout batch: %d groups were outside "
+                "--algo.dynamic_filtering_range %s, %d had too few samples left, %d samples failed; "
+                "group mean scores:\n%s",
+                stats.rejected,
+                self._config.algo.dynamic_filtering_range,
+                stats.dropped,
+                stats.failed_samples,
+                score_histogram(stats.mean_scores),
+            )
 
 
-def make_pipeline(
-    config: TrainPPOConfig, rollout: Rollout, prompts: PromptSource, rewards: RewardStream | None = None
-) -> Pipeline:
-    """The pipeline that the configuration asks for. rewards: scores groups as they finish."""
-    kind = AsyncPipeline if config.train.async_enable else SyncPipeline
-    return kind(config, rollout, prompts, rewards)
-
-
-class SyncPipeline:
+class SyncPipeline(Pipeline):
     """A rollout batch is sampled when the trainer asks for it. With --vllm.enable_sleep engines sleep afterwards."""
 
     def __init__(
         self, config: TrainPPOConfig, rollout: Rollout, prompts: PromptSource, rewards: RewardStream | None = None
     ) -> None:
-        self._rollout = rollout
-        self._rewards = rewards
-        self._by_model = config.has_reward_model
-        self._sleeps = config.vllm.enable_sleep
+        super().__init__(config, rollout, prompts, rewards)
         self._ready: deque[Collected] = deque()
-        self._collector = Collector(config, self._run_group, prompts)
-
-    @property
-    def episode(self) -> int:
-        return self._collector.episode
-
-    def start(self) -> None:
-        self._collector.start()
 
     def resume(self, episode: int, step: int, untrained: Untrained) -> None:
         self._ready.extend(untrained.batches)
-        self._collector.resume(episode, untrained)
+        super().resume(episode, step, untrained)
 
     async def next(self) -> Collected | None:
         async with self._awake():
-            return self._ready.popleft() if self._ready else await self._collector.next_batch()
-
-    def pushing(self) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
-
-    def limit(self, last: int | None) -> None:
-        pass
-
-    def trained(self, last: int | None) -> None:
-        pass
+            return self._ready.popleft() if self._ready else await self._sample()
 
     async def evaluate(self, items: Sequence[PromptItem], request: EvalRequest) -> list[Group]:
         async with self._awake():
-            return list(await asyncio.gather(*(self._run_group(i, request) for i in items)))
+            return await self._run_all(items, request)
+
+    def ready(self) -> list[Collected]:
+        return list(self._ready)
 
     @asynccontextmanager
     async def _awake(self) -> AsyncIterator[None]:
         """The engines have the devices inside, the models afterwards."""
-        if self._sleeps:
+        if self._config.vllm.enable_sleep:
             await self._rollout.wake()
         yield
-        if self._sleeps:
+        if self._config.vllm.enable_sleep:
             await self._rollout.sleep()
-
-    async def _run_group(self, item: PromptItem, evaluation: EvalRequest | None = None) -> Group:
-        group = await self._rollout.run_group(item, evaluation=evaluation)
-        return await scored(group, self._rewards, by_model=self._by_model)
-
-    def fail(self, samples: Sequence[SampleInfo]) -> dict[str, float]:
-        return self._collector.fail(samples)
-
-    def untrained(self) -> Untrained:
-        rest = self._collector.untrained()
-        return Untrained(batches=list(self._ready), groups=rest.groups, prompts=rest.prompts)
-
-    def describe(self) -> str:
-        return self._collector.describe()
-
-    async def close(self) -> None:
-        await self._collector.stop()
-
-
-class Gate:
-    """Groups and weight pushes take turns: a push waits for running groups, no group starts meanwhile."""
-
-    def __init__(self) -> None:
-        self._running = 0
-        self._open, self._idle = asyncio.Event(), asyncio.Event()
-        self._open.set()
-        self._idle.set()
-
-    @asynccontextmanager
-    async def sampling(self) -> AsyncIterator[None]:
-        """Surrounds a group."""
-        while not self._open.is_set():
-            await self._open.wait()
-        self._running += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
-
-    @asynccontextmanager
-    async def pushing(self) -> AsyncIterator[None]:
-        """Surrounds a push."""
-        self._open.clear()
-        await self._idle.wait()
-        try:
-            yield
-        finally:
-            self._open.set()
-
-
-class AsyncPipeline:
-    """A task samples rollout batches into a bounded queue while the trainer trains.
-
-    Staleness is bounded by pacing (`openrlhf.rollout.pacing`). Without --train.partial_rollout_enable a weight push
-    lets running groups finish; with it they run on and the engines pause by themselves.
-    """
-
-    def __init__(
-        self, config: TrainPPOConfig, rollout: Rollout, prompts: PromptSource, rewards: RewardStream | None = None
-    ) -> None:
-        train = config.train
-        self._rollout = rollout
-        self._rewards = rewards
-        self._by_model = config.has_reward_model
-        self._gate = None if train.partial_rollout_enable else Gate()
-        bound = train.async_queue_size if train.max_staleness is None else train.max_staleness
-        self._pacing = Pacing(config.rollout.batch_size, bound)
-        self._collector = Collector(config, self._run_group, prompts, pacing=self._pacing)
-        self._ready: deque[Collected | BaseException | None] = deque()
-        self._filled = asyncio.Semaphore(0)
-        self._slots = asyncio.Semaphore(train.async_queue_size)
-        self._queue_size = train.async_queue_size
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def episode(self) -> int:
-        return self._collector.episode
-
-    def start(self) -> None:
-        self._collector.start()
-
-    def resume(self, episode: int, step: int, untrained: Untrained) -> None:
-        """Raises ValueError when the saved samples cannot be trained on before they are older than allowed."""
-        batches = len(untrained.batches)
-        self._pacing.trained, self._pacing.closed = step, step + batches
-        deadlines = untrained.deadlines or [self._pacing.deadline] * len(untrained.groups)
-        if batches > self._pacing.max_staleness + 1 or not self._pacing.fits(
-            min(deadline, self._pacing.deadline) for deadline in deadlines
-        ):
-            raise ValueError(
-                f"the checkpoint holds {batches} rollout batches and {len(deadlines)} groups that were sampled ahead, "
-                f"too many for --train.max_staleness {self._pacing.max_staleness}: resume with the value of then"
-            )
-        self._ready.extend(untrained.batches)
-        self._filled = asyncio.Semaphore(batches)
-        self._slots = asyncio.Semaphore(max(self._queue_size - batches, 0))
-        self._collector.resume(
-            episode, Untrained(groups=untrained.groups, deadlines=deadlines, prompts=untrained.prompts)
-        )
-
-    async def next(self) -> Collected | None:
-        if self._task is None:
-            self._task = asyncio.create_task(self._generate(), name="sampling")
-        await self._filled.acquire()
-        item = self._ready.popleft()
-        self._slots.release()
-        if isinstance(item, BaseException):
-            raise item
-        return item
-
-    def pushing(self) -> AbstractAsyncContextManager[None]:
-        return nullcontext() if self._gate is None else self._gate.pushing()
-
-    def limit(self, last: int | None) -> None:
-        self._pacing.limit(last)
-
-    def trained(self, last: int | None) -> None:
-        self._pacing.advance(last=last)
-
-    async def evaluate(self, items: Sequence[PromptItem], request: EvalRequest) -> list[Group]:
-        return list(await asyncio.gather(*(self._run_group(i, request) for i in items)))
-
-    def fail(self, samples: Sequence[SampleInfo]) -> dict[str, float]:
-        return self._collector.fail(samples)
-
-    def untrained(self) -> Untrained:
-        rest = self._collector.untrained()
-        batches = [item for item in self._ready if isinstance(item, Collected)]
-        return Untrained(batches=batches, groups=rest.groups, deadlines=rest.deadlines, prompts=rest.prompts)
-
-    def describe(self) -> str:
-        return self._collector.describe()
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self._collector.stop()
-
-    async def _run_group(self, item: PromptItem, evaluation: EvalRequest | None = None) -> Group:
-        async with nullcontext() if self._gate is None else self._gate.sampling():
-            group = await self._rollout.run_group(item, evaluation=evaluation)
-        return await scored(group, self._rewards, by_model=self._by_model)
-
-    async def _generate(self) -> None:
-        """Fill the queue until the prompts are used up; an error is handed on in its place, whatever it is."""
-        batch: Collected | None
-        try:
-            while True:
-                await self._slots.acquire()
-                batch = await self._collector.next_batch()
-                self._put(batch)
-                if batch is None:
-                    return
-        except asyncio.CancelledError:
-            self._put(RuntimeError("sampling was cancelled"))  # nobody waits for it where the run is over
-            raise
-        except Exception as error:
-            self._put(error)
-
-    def _put(self, item: Collected | BaseException | None) -> None:
-        self._ready.append(item)
-        self._filled.release()

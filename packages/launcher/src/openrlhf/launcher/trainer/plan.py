@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from typing import TypeVar
 
-from openrlhf.launcher.trainer.protocols import SampleRef
+from openrlhf.launcher.samples import SampleRef
 from openrlhf.learner.batching import sample_cost
 
 T = TypeVar("T")

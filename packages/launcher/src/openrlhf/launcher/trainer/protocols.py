@@ -1,4 +1,4 @@
-"""What the trainer needs of the world: a `Rollout` that samples and a `Learner` that learns.
+"""What the trainer needs of the world: prompts, a `Rollout` that samples, a `Learner` that learns, a sink for metrics.
 
 The trainer holds scalars and opaque handles, never tensors: a handle is whatever the implementation can resolve
 (an object reference under Ray, the object itself with fakes). Every call is a coroutine with a bound of its own.
@@ -6,85 +6,47 @@ The trainer holds scalars and opaque handles, never tensors: a handle is whateve
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.logging.sinks import GeneratedSample
+from openrlhf.launcher.samples import EvalRequest, Group, SampleRef
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleInfo:
-    """The scalars of one finished sample; the tokens stay behind the group's handle.
+class PromptSource(Protocol):
+    """Prompts of one episode after the other, in a seeded order."""
 
-    failure: "border: message" of a failed sample, with the traceback.
-    """
+    def start_episode(self, episode: int) -> None: ...
 
-    reward: float | None
-    score: float | None
-    total_length: int
-    num_trainable: int
-    longest_turn: int
-    truncated: bool
-    failed: bool
-    failure: str = ""
-    stop_reason: str = "stop"
-    min_version: int = -1
-    max_version: int = -1
-    clipped: bool = False  # reached data.max_len
-    extra_logs: Mapping[str, float] = field(default_factory=dict)
+    def next(self, n: int) -> list[PromptItem]: ...
 
-    @property
-    def failure_kind(self) -> str:
-        """The border that the sample failed at: agent, reward, engine or timeout; "" where it did not fail."""
-        return self.failure.partition(":")[0]
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
-    """All samples of one prompt. `handle` resolves to list[Trajectory], parallel to `samples`."""
+class MetricSink(Protocol):
+    """Where metrics go; it never raises. run_id: the run's name there, the same after a restart."""
 
-    prompt: PromptItem
-    samples: Sequence[SampleInfo]
-    handle: Any
+    run_id: str
 
-    @property
-    def position(self) -> int:
-        """The prompt's place in the order of its episode."""
-        return self.prompt.position
+    def resume(self, step: int) -> None: ...
 
-    @property
-    def scores(self) -> list[float | None]:
-        """One score per sample; None for a failed or unscored one."""
-        return [s.score for s in self.samples]
+    def log_step(self, step: int, metrics: dict[str, float]) -> None: ...
 
-    @property
-    def failures(self) -> list[str]:
-        """The failure texts of the failed samples."""
-        return [s.failure for s in self.samples if s.failed]
+    def log_evaluation(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def log_samples(self, step: int, samples: Sequence[GeneratedSample]) -> None: ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleRef:
-    """Where one training sample lies: `handle` resolves to a list of trajectories, this is number `position`.
-
-    index: the sample's number in the rollout batch. reward: shaped, after the baseline. length: tokens in all.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A rollout batch that can be trained on. handle: the learner's own. metrics: means over the batch."""
 
     handle: Any
-    position: int
-    index: int
-    reward: float
-    length: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvalRequest:
-    """How evaluation samples differ from training samples."""
-
-    temperature: float
-    n_samples_per_prompt: int
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 class Rollout(Protocol):
@@ -128,15 +90,17 @@ class Learner(Protocol):
         """(mean, std) of the rewards that the in-cluster reward model's configuration carries, if it does."""
         ...
 
-    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> dict[str, float]:
+    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> Prepared:
         """Load a rollout batch, cut in mini-batches: log-probs, values and KL where needed, advantages.
 
-        Returns the batch's mean metrics.
+        The batch can be trained on until the next one is prepared.
         """
         ...
 
-    async def update(self, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]) -> dict[str, float]:
-        """One optimiser step per prepared mini-batch, in this order. Returns mean metrics."""
+    async def update(
+        self, prepared: Prepared, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]
+    ) -> dict[str, float]:
+        """One optimiser step per mini-batch, in this order. Returns mean metrics."""
         ...
 
     async def push_weights(self, version: int) -> dict[str, float]:

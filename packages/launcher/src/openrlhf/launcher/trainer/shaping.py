@@ -16,7 +16,7 @@ from openrlhf.core.config import RewardShapingConfig
 from openrlhf.core.rewards import RunningRewardNorm, group_baseline, shape_rewards
 from openrlhf.core.tables import estimator_row
 from openrlhf.launcher.logging.values import nan_mean
-from openrlhf.launcher.trainer.protocols import Group, SampleInfo, SampleRef
+from openrlhf.launcher.samples import Group, SampleInfo, SampleRef
 
 
 @dataclass(frozen=True, kw_only=True)

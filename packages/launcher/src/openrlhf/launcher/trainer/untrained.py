@@ -1,17 +1,45 @@
-"""Samples that were not trained on yet, as a file of a checkpoint: handles become trajectories and back."""
+"""What was sampled and not trained on yet, and its file in a checkpoint: handles become trajectories and back."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import pickle
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from openrlhf.launcher.trainer.collect import Collected, Untrained
-from openrlhf.launcher.trainer.protocols import Group, Rollout
+from openrlhf.agents.types import PromptItem
+from openrlhf.launcher.samples import Group, SampleInfo
+from openrlhf.launcher.trainer.protocols import Rollout
 
 FILE = "untrained.pkl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """A rollout batch and what it took to get it."""
+
+    groups: list[Group]
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untrained:
+    """What was sampled or drawn but not trained on yet: part of a checkpoint, so that nothing is lost.
+
+    batches: filled ones. groups: accepted ones that no batch has yet, with their deadlines. prompts: of the groups that
+    were under way; they are rolled out again.
+    """
+
+    batches: list[Collected] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    deadlines: list[int] = field(default_factory=list)
+    prompts: list[PromptItem] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.batches or self.groups or self.prompts)
 
 
 async def write_untrained(untrained: Untrained, rollout: Rollout, folder: Path) -> None:
@@ -32,7 +60,7 @@ async def read_untrained(rollout: Rollout, folder: Path) -> Untrained:
     path = folder / FILE
     if not path.exists():
         return Untrained()
-    content = pickle.loads(path.read_bytes())
+    content = _Unpickler(io.BytesIO(path.read_bytes())).load()
     return Untrained(
         batches=[
             Collected(groups=[await _stored(g, rollout) for g in groups], metrics=metrics)
@@ -42,6 +70,14 @@ async def read_untrained(rollout: Rollout, folder: Path) -> Untrained:
         deadlines=content["deadlines"],
         prompts=content["prompts"],
     )
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds what checkpoints of 0.2 hold where it lies now."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        home = SampleInfo.__module__ if name == SampleInfo.__name__ else module
+        return super().find_class(home, name)
 
 
 async def _resolved(groups: Sequence[Group], rollout: Rollout) -> list[dict[str, Any]]:

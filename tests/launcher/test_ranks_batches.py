@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openrlhf.agents.types import StopReason, Trajectory, Turn
-from openrlhf.launcher.trainer.experience import build_batch
-from openrlhf.launcher.trainer.samples import cut
+from openrlhf.launcher.ranks.batches import build_batch
+from openrlhf.launcher.samples import cut
 
 
 def trajectory(**changes: Any) -> Trajectory:

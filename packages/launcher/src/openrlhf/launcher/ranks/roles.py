@@ -1,0 +1,252 @@
+"""One class per role: what a rank of the policy, the critic, the reference or the reward model does in a step.
+
+Nothing but the model is remembered between two calls: a method that prepares gives a `RankBatch`, and what is done with
+a batch takes it. Methods are collective over the role's ranks. Nothing of Ray: `resolve` fetches what handles mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openrlhf.core.advantages import compute_advantages, whiten
+from openrlhf.core.batch import Batch
+from openrlhf.core.kl import kl_estimate
+from openrlhf.core.rewards import token_rewards
+from openrlhf.launcher.ranks.batches import (
+    PerSample,
+    RankBatch,
+    Sums,
+    add_sums,
+    build_batch,
+    gather_trainable,
+    metric_names,
+    prepared_sums,
+    scatter_trainable,
+)
+from openrlhf.launcher.ranks.config import RankConfig
+from openrlhf.launcher.ranks.images import image_probe
+from openrlhf.launcher.samples import SampleRef
+from openrlhf.launcher.vision import ImageProcessor, load_processor
+from openrlhf.learner.heads import TokenDistribution
+from openrlhf.learner.learner import Learner
+from openrlhf.learner.modules import rounded
+from openrlhf.learner.objective import Objective, PolicyObjective, ValueObjective
+
+Resolve = Callable[[str, Sequence[Any]], list[Any]]
+"""What lies behind handles, in order; the text says what that is, for messages."""
+
+Shares = Sequence[Sequence[SampleRef]]
+"""A rank's samples, one share per mini-batch."""
+
+
+class Rank:
+    """What all roles have in common: a model, and the way from sample references to a batch."""
+
+    def __init__(self, learner: Learner, config: RankConfig, resolve: Resolve) -> None:
+        self.learner = learner
+        self.config = config
+        self._resolve = resolve
+        self._images: ImageProcessor | None = None
+        if config.processor_path is not None and config.images:
+            self._images = ImageProcessor(config.processor_path)
+            learner.image_probe = image_probe(self._images)
+        learner.sleep()
+
+    def load(self, shares: Shares) -> RankBatch:
+        """Fetch this rank's samples and make tensors of them."""
+        samples = [sample for share in shares for sample in share]
+        positions = iter(range(len(samples)))
+        rows = [[next(positions) for _ in share] for share in shares]
+        keys = list({id(s.handle): s.handle for s in samples}.values())
+        groups = dict(zip(map(id, keys), self._resolve("samples", keys), strict=True))
+        batch = build_batch(
+            [groups[id(s.handle)][s.position] for s in samples],
+            indices=[s.index for s in samples],
+            rewards=[s.reward for s in samples],
+            max_len=self.config.max_len,
+            pad_token_id=self.config.pad_token_id,
+            image_processor=self._images,
+        )
+        return RankBatch(batch=batch, rows=rows)
+
+    def fetch(self, batch: Batch, what: str, parts: Sequence[Any]) -> Tensor:
+        """What other ranks computed for the trainable tokens, [B, T]. parts: handles of their `PerSample`s."""
+        return scatter_trainable(batch, self._resolve(what, parts))
+
+
+class ReferenceRank(Rank):
+    """A language model that scores what another one sampled."""
+
+    def logprobs(self, shares: Shares) -> PerSample:
+        """Log-probs of the trainable tokens of every sample of the share."""
+        batch = self.load(shares).batch
+        return gather_trainable(batch, self.learner.score(batch).logprobs)
+
+
+class RewardRank(Rank):
+    """A frozen model that gives every sample a number."""
+
+    def rewards(self, shares: Shares) -> dict[int, float]:
+        """One raw reward per sample."""
+        batch = self.load(shares).batch
+        rewards = self.learner.score(batch).rewards
+        assert rewards is not None, "a reward learner scores rewards"
+        return dict(zip(batch.index.tolist(), rewards.tolist(), strict=True))
+
+    def statistics(self) -> tuple[float, float] | None:
+        """(mean, std) of its rewards that the model's configuration carries, if it does."""
+        return self.learner.reward_mean_std
+
+
+class TrainedRank(Rank):
+    """A model with an optimiser."""
+
+    def export(self, path: str, tokenizer_path: str, *, trial: bool = False) -> None:
+        """Write the model with the tokenizer (or the processor, which holds it) of another folder or hub name.
+
+        trial: everything is written and removed again.
+        """
+        from transformers import AutoTokenizer
+
+        loads = AutoTokenizer.from_pretrained if self.config.processor_path is None else load_processor
+        write = self.learner.try_export if trial else self.learner.export_hf
+        write(path, loads(tokenizer_path))
+
+    def save(self, folder: str) -> None:
+        """Write this rank's part of a checkpoint; rank 0 makes the folder."""
+        self.learner.save_checkpoint(folder)
+
+    def load_checkpoint(self, folder: str) -> None:
+        """Restore this rank's part of a checkpoint."""
+        self.learner.wake()
+        self.learner.load_checkpoint(folder)
+        self.learner.sleep()
+
+    def _steps(
+        self, prepared: RankBatch, objective: Objective, order: Sequence[int], freeze: Sequence[bool] = ()
+    ) -> Sums:
+        """One optimiser step per mini-batch, in this order; a frozen one is skipped on every rank."""
+        sums: Sums = {}
+        self.learner.wake()
+        for number, frozen in zip(order, freeze or [False] * len(order), strict=True):
+            if not frozen:
+                add_sums(sums, self.learner.update(prepared.mini_batch(number), objective))
+        self.learner.sleep()
+        return metric_names(sums, self.learner.spec.role)
+
+
+class CriticRank(TrainedRank):
+    """A model of the return that is to be expected: `values`, `prepare` with the policy's returns, `update`."""
+
+    def values(self, shares: Shares) -> RankBatch:
+        """The values before the update; the clipped value loss needs them too."""
+        loaded = self.load(shares)
+        return loaded.with_(values=self.learner.score(loaded.batch).values)
+
+    def read(self, valued: RankBatch) -> PerSample:
+        """The values for the policy's ranks."""
+        return gather_trainable(valued.batch, valued.batch.values)
+
+    def prepare(self, valued: RankBatch, *, returns: Sequence[Any]) -> RankBatch:
+        """Add what the values should have been. returns: handles of what policy ranks computed."""
+        return valued.with_(returns=self.fetch(valued.batch, "policy returns", returns))
+
+    def update(self, prepared: RankBatch, order: Sequence[int]) -> Sums:
+        """One optimiser step per mini-batch. Returns sums of metrics over all ranks."""
+        config = self.config
+        objective = ValueObjective(value_clip=config.value_clip, aux_coef=config.policy_loss.aux_loss_coef)
+        return self._steps(prepared, objective, order)
+
+
+SCORES = {"ref_logprobs": "reference log-probs", "values": "critic values"}
+"""Fields of `Batch` that other roles' ranks compute for the policy -> what messages call them."""
+
+
+class PolicyRank(TrainedRank, ReferenceRank):
+    """The model that samples: `prepare` computes advantages, `update` trains on them."""
+
+    def prepare(self, shares: Shares, *, scores: Mapping[str, Sequence[Any]], kl_coef: float) -> RankBatch:
+        """Old log-probs where they are needed, KL, advantages and returns.
+
+        scores: fields in `SCORES` -> handles of what the ranks of another role computed for them.
+        Old log-probs are not needed when the batch is trained on in one optimiser step: then the ratio is 1.
+        """
+        steps = len(shares) * self.learner.spec.batch.max_epochs
+        algo, loaded = self.config.algo, self.load(shares)
+        batch = loaded.batch.with_(
+            **{name: self.fetch(loaded.batch, SCORES[name], parts) for name, parts in scores.items()}
+        )
+        penalty = batch.ref_logprobs is not None and not algo.kl.use_loss
+        if penalty or steps > 1 or self.config.force_old_logprobs:
+            batch = batch.with_(old_logprobs=self.learner.score(batch).logprobs)
+        assert batch.rewards is not None
+        kl = None
+        if penalty:
+            assert batch.old_logprobs is not None
+            assert batch.ref_logprobs is not None
+            kl = kl_estimate(batch.old_logprobs, batch.ref_logprobs, algo.kl.estimator) * batch.action_mask
+        rewards = token_rewards(batch.rewards, kl, kl_coef, batch.action_mask)
+        advantages, returns = compute_advantages(
+            algo.advantage.estimator,
+            rewards,
+            batch.action_mask,
+            values=batch.values,
+            gamma=algo.advantage.gamma,
+            lambd=algo.advantage.lambd,
+        )
+        if algo.advantage.row.whitens:
+            advantages = whiten(
+                advantages,
+                batch.action_mask,
+                no_std_norm=algo.advantage.no_std_norm,
+                reduce=self.learner.reduce_sum,
+            )
+        batch = batch.with_(advantages=advantages, returns=returns)
+        return replace(loaded, batch=batch, metrics=prepared_sums(batch, rewards, kl))
+
+    def metrics(self, prepared: RankBatch) -> Sums:
+        """What `prepare` measured, summed over this rank."""
+        return prepared.metrics
+
+    def returns(self, prepared: RankBatch) -> PerSample:
+        """What the critic's values should have been."""
+        return gather_trainable(prepared.batch, prepared.batch.returns)
+
+    def update(self, prepared: RankBatch, order: Sequence[int], *, kl_coef: float, freeze: Sequence[bool] = ()) -> Sums:
+        """One optimiser step per mini-batch, unless it is frozen. Returns sums of metrics over all ranks."""
+        return self._steps(prepared, self.objective(prepared.batch, kl_coef), order, freeze)
+
+    def objective(self, batch: Batch, kl_coef: float) -> PolicyObjective:
+        """The loss of a prepared batch."""
+        config, kl = self.config, self.config.algo.kl
+        return PolicyObjective(
+            config=config.policy_loss,
+            correction=config.algo.advantage if config.algo.advantage.is_correction_enable else None,
+            kl_coef=kl_coef if kl.use_loss and batch.ref_logprobs is not None else None,
+            kl_estimator=kl.estimator,
+            agg_constant=config.agg_constant,
+            detach_old=batch.old_logprobs is None,
+        )
+
+    def check_logprobs(self, rows: Sequence[Sequence[int]], *, bits: int | None = None) -> list[list[float]]:
+        """Log-probs of token rows at temperature 1, 0.0 for each row's first token, in one forward pass.
+
+        Over the whole vocabulary, as an engine scores a prompt. bits: with the output of every layer rounded to so
+        many significant bits.
+        """
+        width = max(map(len, rows))
+        tokens = torch.tensor([[*row, *[self.config.pad_token_id] * (width - len(row))] for row in rows])
+        mask = torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]
+        action = mask.clone()
+        action[:, 0] = False
+        batch = Batch(tokens=tokens, attention_mask=mask, action_mask=action, index=torch.arange(len(rows)))
+        with nullcontext() if bits is None else rounded(self.learner.module.model.base_model, bits):
+            scored = self.learner.score(batch, distribution=TokenDistribution(), at_once=True).logprobs
+        assert scored is not None, "only language models are checked"
+        return [scored[i, : len(row)].tolist() for i, row in enumerate(rows)]

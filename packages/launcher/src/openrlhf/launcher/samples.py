@@ -1,0 +1,146 @@
+"""Samples as the controller knows them: scalars, and handles of the trajectories. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from openrlhf.agents.types import PromptItem, StopReason, Trajectory, Turn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleInfo:
+    """The scalars of one finished sample; the tokens stay behind the group's handle.
+
+    failure: "border: message" of a failed sample, with the traceback.
+    """
+
+    reward: float | None
+    score: float | None
+    total_length: int
+    num_trainable: int
+    longest_turn: int
+    truncated: bool
+    failed: bool
+    failure: str = ""
+    stop_reason: str = "stop"
+    min_version: int = -1
+    max_version: int = -1
+    clipped: bool = False  # reached data.max_len
+    extra_logs: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def unscored(self) -> bool:
+        """Whether it still needs a reward."""
+        return not self.failed and self.reward is None
+
+    @property
+    def failure_kind(self) -> str:
+        """The border that the sample failed at: agent, reward, engine or timeout; "" where it did not fail."""
+        return self.failure.partition(":")[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """All samples of one prompt. `handle` resolves to list[Trajectory], parallel to `samples`."""
+
+    prompt: PromptItem
+    samples: Sequence[SampleInfo]
+    handle: Any
+
+    @property
+    def position(self) -> int:
+        """The prompt's place in the order of its episode."""
+        return self.prompt.position
+
+    @property
+    def scores(self) -> list[float | None]:
+        """One score per sample; None for a failed or unscored one."""
+        return [s.score for s in self.samples]
+
+    @property
+    def failures(self) -> list[str]:
+        """The failure texts of the failed samples."""
+        return [s.failure for s in self.samples if s.failed]
+
+
+NO_REWARD = (
+    "agent: the sample came back without a reward, and nothing else gives one: return a number as its reward from "
+    "execute() (--train.agent_func_path)"
+)
+
+
+def fail_unscored(group: Group) -> Group:
+    """The group whose samples without a reward have failed: nothing will give them one."""
+    if not any(s.unscored for s in group.samples):
+        return group
+    return replace(
+        group, samples=[replace(s, failed=True, failure=NO_REWARD) if s.unscored else s for s in group.samples]
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleRef:
+    """Where one training sample lies: `handle` resolves to a list of trajectories, this is number `position`.
+
+    index: the sample's number in the rollout batch. reward: shaped, after the baseline. length: tokens in all.
+    """
+
+    handle: Any
+    position: int
+    index: int
+    reward: float
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalRequest:
+    """How evaluation samples differ from training samples."""
+
+    temperature: float
+    n_samples_per_prompt: int
+
+
+def cut(trajectory: Trajectory, max_len: int) -> Trajectory:
+    """The first `max_len` tokens of a trajectory; itself where it is not longer. What is cut counts as LENGTH."""
+    if len(trajectory.token_ids) <= max_len:
+        return trajectory
+    turns = [
+        Turn(start=t.start, end=min(t.end, max_len), finish_reason=t.finish_reason if t.end <= max_len else "length")
+        for t in trajectory.turns
+        if t.start < max_len
+    ]
+    return replace(
+        trajectory,
+        token_ids=trajectory.token_ids[:max_len],
+        trainable=trajectory.trainable[:max_len],
+        logprobs=trajectory.logprobs[:max_len],
+        versions=trajectory.versions[:max_len],
+        prompt_length=min(trajectory.prompt_length, max_len),
+        turns=turns,
+        stop_reason=trajectory.stop_reason if trajectory.failed else StopReason.LENGTH,
+    )
+
+
+def sample_info(trajectory: Trajectory, *, max_len: int) -> SampleInfo:
+    """The scalars of a trajectory as it will be trained on: cut to `max_len` tokens."""
+    sample = cut(trajectory, max_len)
+    versions = [v for v, sampled in zip(sample.versions, sample.trainable, strict=True) if sampled]
+    turns = [sum(sample.trainable[t.start : t.end]) for t in sample.turns]
+    failure = sample.failure
+    return SampleInfo(
+        reward=sample.reward,
+        score=sample.score,
+        total_length=len(sample.token_ids),
+        num_trainable=sample.num_trainable,
+        longest_turn=max(turns, default=sample.num_trainable),
+        truncated=sample.truncated,
+        failed=sample.failed,
+        failure="" if failure is None else f"{failure.border}: {failure.message}\n{failure.traceback}".rstrip(),
+        stop_reason=sample.stop_reason.value,
+        min_version=min(versions, default=-1),
+        max_version=max(versions, default=-1),
+        clipped=len(sample.token_ids) >= max_len,
+        extra_logs=dict(sample.extra_logs),
+    )

@@ -1,0 +1,46 @@
+"""What the controller does with the roles of a run, with one rank of each in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from openrlhf.launcher.ranks.batches import combine_sums
+from openrlhf.launcher.ranks.roles import CriticRank, PolicyRank, ReferenceRank
+from openrlhf.launcher.samples import SampleRef
+from openrlhf.launcher.trainer.protocols import Prepared
+
+
+def prepare_here(
+    mini_batches: Sequence[Sequence[SampleRef]],
+    *,
+    policy: PolicyRank,
+    critic: CriticRank | None = None,
+    reference: ReferenceRank | None = None,
+    kl_coef: float = 0.0,
+) -> Prepared:
+    """A batch for `update_here`; the handles of what roles hand each other are the tensors themselves."""
+    scores = {} if reference is None else {"ref_logprobs": [reference.logprobs(mini_batches)]}
+    valued = None if critic is None else critic.values(mini_batches)
+    if critic is not None and valued is not None:
+        scores["values"] = [critic.read(valued)]
+    ready = policy.prepare(mini_batches, scores=scores, kl_coef=kl_coef)
+    if critic is not None and valued is not None:
+        valued = critic.prepare(valued, returns=[policy.returns(ready)])
+    return Prepared(handle=(ready, valued), metrics=combine_sums([policy.metrics(ready)]))
+
+
+def update_here(
+    prepared: Prepared,
+    order: Sequence[int],
+    *,
+    policy: PolicyRank,
+    critic: CriticRank | None = None,
+    kl_coef: float = 0.0,
+    freeze: Sequence[bool] = (),
+) -> dict[str, float]:
+    """One optimiser step of policy and critic per mini-batch."""
+    ready, valued = prepared.handle
+    metrics = combine_sums([policy.update(ready, order, kl_coef=kl_coef, freeze=freeze)])
+    if critic is not None:
+        metrics |= combine_sums([critic.update(valued, order)])
+    return metrics
