@@ -196,6 +196,13 @@ def test_l04_a_run_remembers_its_secrets(monkeypatch: pytest.MonkeyPatch, capsys
     assert SECRET not in text
 
 
+def test_what_a_package_calls_its_parameter_is_printed_as_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_error(ValueError("`ds.zero_stage` 3 and `max_length` 8: `this` stays")) == 1
+    assert capsys.readouterr().err == "error: --ds.zero_stage 3 and --data.max_len 8: `this` stays\n"
+    record = logging.LogRecord("x", logging.ERROR, "f", 1, "longer than `agent.timeout` %s s", (3,), None)
+    assert RedactingFormatter("%(message)s").format(record) == "longer than --agent.timeout 3 s"
+
+
 def test_l04_what_is_no_secret_stays() -> None:
     for text in (
         "sorted(rows, key=len)",

@@ -73,6 +73,7 @@ CASES = [
     ("--actor.dual_clip 1", "actor.dual_clip", "more than 1", "--actor.dual_clip 3"),
     ("--algo.kl.init_coef 0 --algo.kl.use_loss", "algo.kl.use_loss", "removes the reference", "--algo.kl.use_loss"),
     ("--algo.kl.init_coef 0 --algo.kl.target 6", "algo.kl.target", "removes the reference", "--algo.kl.target 6"),
+    ("--ds.param_dtype fp16 --ds.zero_stage 0", "ds.zero_stage", "loss scaling", "--ds.param_dtype fp16"),
     ("--actor.optim muon --ds.adam_offload", "ds.adam_offload", "GPU only", "--actor.optim muon"),
     (
         "--critic.optim muon --ds.adam_offload",

@@ -52,6 +52,17 @@ class PolicyLossConfig:
     """Weight of the load-balancing loss of mixture-of-experts models, for policy and critic. 0: off."""
 
     @property
+    def clip(self) -> tuple[float, float]:
+        """(low, high): the ratio is clipped to [1 - low, 1 + high]."""
+        return self.eps_clip_low_high or (self.eps_clip, self.eps_clip)
+
+    @property
+    def clip_fits(self) -> bool:
+        """Whether the clipped ratio can be one of probabilities, which is never negative, and 1 lies in its range."""
+        low, high = self.clip
+        return 0 <= low <= 1 and high >= 0
+
+    @property
     def loss(self) -> PolicyLoss:
         """The row of the loss; ValueError for an unknown one."""
         return policy_loss_row(self.policy_loss_type)
@@ -100,6 +111,12 @@ class AdvantageConfig:
 
     is_correction_threshold: tuple[float, float] = (0.5, 5.0)
     """Bounds (low, high) of the ratio."""
+
+    @property
+    def correction_fits(self) -> bool:
+        """Whether the thresholds are those of a ratio, in order."""
+        low, high = self.is_correction_threshold
+        return 0 <= low <= high
 
     @property
     def row(self) -> Estimator:

@@ -47,7 +47,7 @@ def correction_weights(
         ValueError: thresholds not 0 <= low <= high, an unknown type, or shapes that differ.
     """
     low, high = config.is_correction_threshold
-    if not 0 <= low <= high:
+    if not config.correction_fits:
         raise ValueError(f"`advantage.is_correction_threshold` needs 0 <= low <= high, got {low!r} {high!r}")
     check_rows(action_mask, old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs)
     with torch.no_grad():

@@ -151,8 +151,8 @@ def _clip(terms: SurrogateTerms, config: PolicyLossConfig) -> tuple[Tensor, Tens
     -max(that minimum, c A) (Ye et al., "Mastering Complex Control in MOBA Games", 2020).
     """
     ratio, advantages = terms.ratio, terms.advantages
-    low, high = config.eps_clip_low_high or (config.eps_clip, config.eps_clip)
-    if not (0 <= low <= 1 and high >= 0):
+    low, high = config.clip
+    if not config.clip_fits:
         raise ValueError(f"`eps_clip_low_high` / `eps_clip` need 0 <= low <= 1 and high >= 0, got {low!r} {high!r}")
     unclipped = ratio * advantages
     clipped = ratio.clamp(1 - low, 1 + high) * advantages

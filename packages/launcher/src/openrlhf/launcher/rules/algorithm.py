@@ -75,12 +75,12 @@ def loss_has_its_mean(c: P, m: Machine) -> Found:
 
 def ratio_bounds(c: P, m: Machine) -> Found:
     """Bounds of probability ratios, which are positive numbers."""
-    clip, threshold = c.actor.eps_clip_low_high, c.algo.advantage.is_correction_threshold
-    if clip is not None and not (0 <= clip[0] <= 1 and clip[1] >= 0):
+    if c.actor.eps_clip_low_high is not None and not c.actor.clip_fits:
         problem = "the ratio is clipped to [1 - low, 1 + high], and it is never negative"
         yield broken(c, "actor.eps_clip_low_high", problem, "a low value from 0 to 1 and a high one of at least 0")
-    if threshold[0] < 0:
-        yield broken(c, "algo.advantage.is_correction_threshold", "a ratio is never negative", "0 or more as low value")
+    if not c.algo.advantage.correction_fits:
+        problem = "a ratio is never negative, and the first value must be the smaller one"
+        yield broken(c, "algo.advantage.is_correction_threshold", problem, "two values of at least 0, low and high")
 
 
 def filtering(c: P, m: Machine) -> Found:

@@ -97,9 +97,6 @@ MAY_BE_EMPTY = frozenset({"ref.model_name_or_path", "ckpt.best_metric_key"})
 
 BETAS = ("actor.adam.betas", "critic.adam.betas", "adam.betas")
 
-ORDERED = ("algo.advantage.is_correction_threshold",)
-"""Two values, low <= high."""
-
 RISING = ("algo.dynamic_filtering_range", "reward.clip_range")
 """Two values, low < high."""
 
@@ -116,10 +113,10 @@ def ranges(config: object, machine: Machine) -> Iterator[Violation]:
     for name in BETAS:
         if not all(0 <= beta < 1 for beta in values.get(name, ())):
             yield broken(config, name, "a decay rate lies in [0, 1)", f"--{name} 0.9 0.95")
-    for name in (*ORDERED, *RISING):
+    for name in RISING:
         if name in values:
             low, high = values[name]
-            if low > high or (name in RISING and low == high):
+            if low >= high:
                 yield broken(config, name, "the first value must be the smaller one", "two values, low and high")
 
 
