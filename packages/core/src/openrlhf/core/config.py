@@ -51,6 +51,9 @@ class PolicyLossConfig:
     aux_loss_coef: float = 0.0
     """Weight of the load-balancing loss of mixture-of-experts models, for policy and critic. 0: off."""
 
+    def __post_init__(self) -> None:
+        policy_loss_row(self.policy_loss_type)
+
     @property
     def clip(self) -> tuple[float, float]:
         """(low, high): the ratio is clipped to [1 - low, 1 + high]."""
@@ -64,7 +67,7 @@ class PolicyLossConfig:
 
     @property
     def loss(self) -> PolicyLoss:
-        """The row of the loss; ValueError for an unknown one."""
+        """The row of the loss."""
         return policy_loss_row(self.policy_loss_type)
 
     @property
@@ -112,6 +115,9 @@ class AdvantageConfig:
     is_correction_threshold: tuple[float, float] = (0.5, 5.0)
     """Bounds (low, high) of the ratio."""
 
+    def __post_init__(self) -> None:
+        estimator_row(self.estimator)
+
     @property
     def correction_fits(self) -> bool:
         """Whether the thresholds are those of a ratio, in order."""
@@ -120,7 +126,7 @@ class AdvantageConfig:
 
     @property
     def row(self) -> Estimator:
-        """The row of the estimator; ValueError for an unknown one."""
+        """The row of the estimator."""
         return estimator_row(self.estimator)
 
 
