@@ -30,7 +30,7 @@ class Fleet:
         self.lock = asyncio.Lock()
         self.specs = [SimpleNamespace(sync_backend="nccl", num_workers=1)] * 2
         self.names = ["engine 0", "engine 1"]
-        self.engines = [Writer(), None]
+        self.engines = [Engine(self, number) for number in range(2)]
         self.shifts = [0.0, 0.0]
         self.asked: list[Any] = []
 
@@ -41,20 +41,20 @@ class Fleet:
 
     async def _do(self, *args: Any, **kwargs: Any) -> None: ...
 
-    async def ask(self, what: str, timeout: float, method: Any, *args: Any) -> Any:
+
+class Engine:
+    """Scores with its shift; the first one writes 0, 1, ... after a prompt, too."""
+
+    def __init__(self, fleet: Fleet, number: int) -> None:
+        self.fleet, self.number, self.name = fleet, number, f"engine {number}"
+        self.asked: list[Any] = []
+
+    async def ask(self, method: Any, *args: Any) -> Any:
         if method is not EngineControl.score:
             return None
-        self.asked.append(args[0])
-        return [[[shift] * len(row) for row in args[0]] for shift in self.shifts]
-
-
-class Writer:
-    """The first engine: writes 0, 1, ... after a prompt."""
-
-    name = "engine 0"
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
+        if self.number == 0:
+            self.fleet.asked.append(args[0])
+        return [[self.fleet.shifts[self.number]] * len(row) for row in args[0]]
 
     async def stream(self, method: Any, requests: Any) -> Any:
         assert method is EngineActor.generate_many
