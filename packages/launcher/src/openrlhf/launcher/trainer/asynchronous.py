@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 
@@ -67,7 +66,6 @@ class AsyncPipeline(Pipeline):
         self._pace = Pacing(config.rollout.batch_size, bound)
         super().__init__(config, rollout, prompts, rewards, pacing=self._pace)
         self._gate = None if train.partial_rollout_enable else Gate()
-        self._ready: deque[Collected | BaseException | None] = deque()
         self._filled = asyncio.Semaphore(0)
         self._slots = asyncio.Semaphore(train.async_queue_size)
         self._task: asyncio.Task[None] | None = None
@@ -82,7 +80,6 @@ class AsyncPipeline(Pipeline):
                 f"the checkpoint holds {batches} rollout batches and {len(deadlines)} groups that were sampled ahead, "
                 f"too many for --train.max_staleness {pace.max_staleness}: resume with the value of then"
             )
-        self._ready.extend(untrained.batches)
         self._filled = asyncio.Semaphore(batches)
         self._slots = asyncio.Semaphore(max(self._config.train.async_queue_size - batches, 0))
         super().resume(episode, step, replace(untrained, deadlines=deadlines))
@@ -91,17 +88,8 @@ class AsyncPipeline(Pipeline):
         if self._task is None:
             self._task = asyncio.create_task(self._generate(), name="sampling")
         await self._filled.acquire()
-        item = self._ready.popleft()
         self._slots.release()
-        if isinstance(item, BaseException):
-            raise item
-        return item
-
-    async def evaluate(self, items: Sequence[PromptItem], request: EvalRequest) -> list[Group]:
-        return await self._run_all(items, request)
-
-    def ready(self) -> list[Collected]:
-        return [item for item in self._ready if isinstance(item, Collected)]
+        return self._taken()
 
     def pushing(self) -> AbstractAsyncContextManager[None]:
         return nullcontext() if self._gate is None else self._gate.pushing()

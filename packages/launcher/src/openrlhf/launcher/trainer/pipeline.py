@@ -80,6 +80,7 @@ class Pipeline(ABC):
         self._prompts = prompts
         self._rewards = rewards
         self._pacing = pacing
+        self._ready: deque[Collected | BaseException | None] = deque()  # what the trainer has not taken yet
         self._runner: GroupRunner[PromptItem, Group] | None = None
         self._seen = GroupStats()
         self._failures: Counter[str] = Counter()  # since the last batch
@@ -92,13 +93,9 @@ class Pipeline(ABC):
         Raises RolloutFailedError when too many samples failed, with the first failure's traceback.
         """
 
-    @abstractmethod
     async def evaluate(self, items: Sequence[PromptItem], request: EvalRequest) -> list[Group]:
         """Every prompt of an evaluation, in order."""
-
-    @abstractmethod
-    def ready(self) -> list[Collected]:
-        """Full batches that the trainer has not taken yet."""
+        return list(await asyncio.gather(*(self._run_group(item, request) for item in items)))
 
     def pushing(self) -> AbstractAsyncContextManager[None]:
         """Surrounds a weight push: engines are idle inside, unless they pause by themselves."""
@@ -122,6 +119,7 @@ class Pipeline(ABC):
         """Go on after `step` rollout batches in this episode, where the prompt source already stands."""
         rollout = self._config.rollout
         self.episode = episode
+        self._ready.extend(untrained.batches)
         self._share = FailureShare(rollout.max_failed_fraction, rollout.batch_size, resumed=True)
         self._runner = self._new_runner(untrained)
 
@@ -135,11 +133,11 @@ class Pipeline(ABC):
 
     def untrained(self) -> Untrained:
         """What a checkpoint must hold of the samples, at this moment."""
-        runner = self._runner
+        runner, batches = self._runner, [item for item in self._ready if isinstance(item, Collected)]
         if runner is None:
-            return Untrained(batches=self.ready())
+            return Untrained(batches=batches)
         return Untrained(
-            batches=self.ready(),
+            batches=batches,
             groups=runner.buffer,
             deadlines=runner.buffer_deadlines,
             prompts=runner.running_prompts,
@@ -157,6 +155,13 @@ class Pipeline(ABC):
         """End sampling: cancel the groups under way."""
         if self._runner is not None:
             await self._runner.stop()
+
+    def _taken(self) -> Collected | None:
+        """The first batch that is ready. Raises the error that came in its place."""
+        item = self._ready.popleft()
+        if isinstance(item, BaseException):
+            raise item
+        return item
 
     async def _sample(self) -> Collected | None:
         """Run groups until a batch is full, in a further episode where this one ends before."""
@@ -182,9 +187,6 @@ class Pipeline(ABC):
         if self._rewards is not None:
             return await self._rewards.score(group)
         return group if self._config.has_reward_model else fail_unscored(group)
-
-    async def _run_all(self, items: Sequence[PromptItem], request: EvalRequest) -> list[Group]:
-        return list(await asyncio.gather(*(self._run_group(item, request) for item in items)))
 
     def _new_runner(self, untrained: Untrained) -> GroupRunner[PromptItem, Group]:
         return GroupRunner(
@@ -233,26 +235,13 @@ class Pipeline(ABC):
 class SyncPipeline(Pipeline):
     """A rollout batch is sampled when the trainer asks for it. With --vllm.enable_sleep engines sleep afterwards."""
 
-    def __init__(
-        self, config: TrainPPOConfig, rollout: Rollout, prompts: PromptSource, rewards: RewardStream | None = None
-    ) -> None:
-        super().__init__(config, rollout, prompts, rewards)
-        self._ready: deque[Collected] = deque()
-
-    def resume(self, episode: int, step: int, untrained: Untrained) -> None:
-        self._ready.extend(untrained.batches)
-        super().resume(episode, step, untrained)
-
     async def next(self) -> Collected | None:
         async with self._awake():
-            return self._ready.popleft() if self._ready else await self._sample()
+            return self._taken() if self._ready else await self._sample()
 
     async def evaluate(self, items: Sequence[PromptItem], request: EvalRequest) -> list[Group]:
         async with self._awake():
-            return await self._run_all(items, request)
-
-    def ready(self) -> list[Collected]:
-        return list(self._ready)
+            return await super().evaluate(items, request)
 
     @asynccontextmanager
     async def _awake(self) -> AsyncIterator[None]:
