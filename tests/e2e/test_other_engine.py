@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 
 from openrlhf.agents.engine import Generation, SamplingParams
 from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.parsing import parse_train_ppo
 from openrlhf.launcher.preflight import prepare
 from openrlhf.launcher.ray.cluster import Cluster, connect
 from openrlhf.launcher.ray.engine_actor import EngineActor, engine_actor
@@ -26,6 +25,7 @@ from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.requests import GenerateRequest
 from openrlhf.rollout.weights.sender import WeightSender
 from openrlhf.rollout.weights.wire import plan_buckets, specs_of
+from support.launcher_flags import parse_train_ppo
 from support.stack_runs import make_workspace
 from support.stub_engine import StubEngine
 from support.tiny_models import tiny_qwen3

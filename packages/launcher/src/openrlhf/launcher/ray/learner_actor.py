@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import ray
 from ray.exceptions import GetTimeoutError
@@ -21,9 +21,8 @@ from openrlhf.launcher.ray.remote import Remote, serves
 from openrlhf.learner.spec import LearnerSpec, Role
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from openrlhf.learner.learner import Learner
+    from openrlhf.rollout.weights.sender import Sender
     from openrlhf.rollout.weights.wire import BucketPlan, TensorSpec
 
 
@@ -49,18 +48,6 @@ class RankAddress:
             "MASTER_ADDR": self.master_address,
             "MASTER_PORT": str(self.master_port),
         }
-
-
-class Sender(Protocol):
-    """The trainer's end of a weight transfer."""
-
-    def open(self, world_size: int, generation: int) -> Any: ...
-
-    def connect(self) -> None: ...
-
-    def send(self, stream: Iterable[list[tuple[str, Tensor]]], plan: BucketPlan, version: int) -> Any: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,6 @@ from openrlhf.agents.engine import SamplingParams
 from openrlhf.core.config import AlgoConfig, PolicyLossConfig
 from openrlhf.launcher.ranks.config import RankConfig
 from openrlhf.launcher.ranks.roles import PolicyRank
-from openrlhf.launcher.ray.learner_actor import Sender
 from openrlhf.launcher.selfcheck.engine_process import EngineProcess
 from openrlhf.launcher.selfcheck.learning import (
     MIB,
@@ -39,7 +38,7 @@ from openrlhf.rollout.sync_check import (
     measured_tolerance,
     noise_bits,
 )
-from openrlhf.rollout.weights.sender import WeightSender, send_or_drain
+from openrlhf.rollout.weights.sender import Sender, WeightSender, send_or_drain
 from openrlhf.rollout.weights.wire import BucketPlan, TensorSpec, plan_buckets
 
 MEMORY_SHARE = 0.3

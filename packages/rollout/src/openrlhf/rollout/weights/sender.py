@@ -111,13 +111,19 @@ def header(plan: BucketPlan, version: int) -> Tensor:
     return torch.tensor([version, plan.digest], dtype=torch.int64)
 
 
-class Sends(Protocol):
-    """What a rank with a sender does with the stream; over nccl and ipc it is another class."""
+class Sender(Protocol):
+    """The trainer's end of a weight transfer. Over nccl and CUDA IPC it is a class of `cuda_sender.py`."""
 
-    def send(self, stream: Iterable[Any], plan: BucketPlan, version: int) -> Any: ...
+    def open(self, world_size: int, generation: int) -> Any: ...
+
+    def connect(self) -> None: ...
+
+    def send(self, stream: Iterable[list[tuple[str, Tensor]]], plan: BucketPlan, version: int) -> Any: ...
+
+    def close(self) -> None: ...
 
 
-def send_or_drain(sender: Sends | None, stream: Iterator[Any], plan: BucketPlan, version: int) -> None:
+def send_or_drain(sender: Sender | None, stream: Iterator[Any], plan: BucketPlan, version: int) -> None:
     """What every trainer rank does in a push: send its stream, or only take part in gathering it.
 
     A sender that fails leaves the stream half-way; the rest is gathered all the same, since the other ranks would wait
