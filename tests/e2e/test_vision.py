@@ -28,12 +28,12 @@ from openrlhf.learner.models import load_module
 from openrlhf.learner.modules import LearnerModule
 from openrlhf.learner.packing import build_inputs
 from openrlhf.learner.spec import LearnerSpec, Role
-from openrlhf.learner.tensor_parallel import TensorParallel
 from openrlhf.learner.weights import checkpoint_buckets, metadata
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.requests import GenerateRequest
 from openrlhf.rollout.weights.sender import WeightSender
 from openrlhf.rollout.weights.wire import TensorSpec, plan_buckets
+from support.plain_backend import PlainEngine
 from support.rollout_engine import EngineHost
 from support.vision_models import EACH_PROCESSOR, tiny_vision
 
@@ -41,7 +41,6 @@ pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.xdist_group("sta
 
 TEMPERATURE = 0.7
 BUCKET = 200_000
-WHOLE = TensorParallel(1, torch.device("cpu"))
 # vLLM 0.32 on CPU: "CPU GDN attention requires BF16", so linear attention is compared in half precision.
 HALF = {"qwen3_5"}
 TOLERANCE = {"qwen3_5": 0.25}
@@ -95,7 +94,7 @@ class Side:
             suppressed_token_ids=self.suppressed,
             freeze_visual_encoder=freeze,
         )
-        module = load_module(spec, {}, torch.device("cpu"))
+        module = load_module(spec, torch.device("cpu"))
         module.check_head(torch.device("cpu"))
         return module
 
@@ -145,12 +144,13 @@ class Side:
 
     def push(self, sender: WeightSender, *, skip_frozen: bool = False) -> int:
         """Send the module's weights to the engine; returns the bytes."""
-        infos = metadata(self.module, skip_frozen=skip_frozen)
+        engine = PlainEngine(self.module)
+        infos = metadata(engine, skip_frozen=skip_frozen)
         specs = [TensorSpec(i.name, str(i.dtype).removeprefix("torch."), i.shape) for i in infos]
         plan = plan_buckets(specs, BUCKET)
         self.version += 1
         receiving = self.host.submit(self.family, "receive_weights", plan, self.version)
-        sender.send(checkpoint_buckets(self.module, WHOLE, BUCKET, skip_frozen=skip_frozen), plan, self.version)
+        sender.send(checkpoint_buckets(engine, BUCKET, skip_frozen=skip_frozen), plan, self.version)
         receiving.result(180)
         return plan.nbytes
 

@@ -37,7 +37,7 @@ def rank(log: list[str], *, fails: bool = False) -> Any:
         prepare=prepare,
         update=lambda batch, order, **options: {"tokens": (float(batch.batch.tokens.shape[1]), 1.0)},
     )
-    actor.sender, actor.plan, actor.bucket_bytes, actor.skip_frozen, actor.everywhere = None, "plan", 1, False, False
+    actor.sender, actor.plan, actor.bucket_bytes, actor.skip_frozen = None, "plan", 1, False
     return actor
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from openrlhf.learner.config import AdamConfig, DsConfig, MuonConfig, OptimConfig
-from openrlhf.learner.ds_config import deepspeed_config
 from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.learner.zero.config import deepspeed_config
 
 DS = DsConfig(param_dtype="fp32", attn_implementation="sdpa")
 

@@ -16,15 +16,15 @@ from openrlhf.learner.models import check_attention, load_module, reward_statist
 from openrlhf.learner.modules import LearnerModule
 from openrlhf.learner.packing import build_inputs, build_last_token_inputs
 from openrlhf.learner.spec import LearnerSpec, Role
-from openrlhf.learner.tensor_parallel import TensorParallel
 from support.learner_models import make_batch, save_tiny_model, tiny_config
+from support.plain_backend import PlainEngine
 
 CPU = torch.device("cpu")
 
 
 def load(path: Path, role: Role, prefix: str = "score", optim: OptimConfig | None = None) -> LearnerModule:
     ds = DsConfig(param_dtype="fp32", attn_implementation="sdpa", value_head_prefix=prefix)
-    return load_module(LearnerSpec(role=role, model_path=str(path), ds=ds, optim=optim), {}, CPU)
+    return load_module(LearnerSpec(role=role, model_path=str(path), ds=ds, optim=optim), CPU)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_exported_reward_model_gives_the_same_rewards(models: Path, tmp_path: Pa
     # B120: the head's name and the reward statistics are kept in the configuration; the stored name wins
     module = load(models / "lm", Role.CRITIC, prefix, OptimConfig())
     module.model.config.mean, module.model.config.std = 1.5, 0.5
-    export_hf(module, TensorParallel(1, CPU), str(tmp_path / "rm"), None)
+    export_hf(PlainEngine(module), str(tmp_path / "rm"), None)
     again = load(tmp_path / "rm", Role.REWARD, "score")
     assert again.head_name == prefix
     assert torch.equal(rewards(again), rewards(module))
@@ -153,7 +153,7 @@ def test_packing_is_refused_for_layers_with_a_state(tmp_path: Path) -> None:
     ds = DsConfig(param_dtype="fp32", attn_implementation="sdpa", packing_samples=True)
     spec = LearnerSpec(role=Role.POLICY, model_path=str(tmp_path), ds=ds)
     with pytest.raises(ValueError, match=r"linear_attention layers.*leave `ds\.packing_samples` and `batch\.dynamic"):
-        load_module(spec, {}, CPU)
+        load_module(spec, CPU)
 
 
 @pytest.mark.parametrize(

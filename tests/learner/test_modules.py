@@ -17,12 +17,11 @@ from openrlhf.learner.models import load_module
 from openrlhf.learner.modules import LearnerModule, rounded
 from openrlhf.learner.packing import build_inputs, build_last_token_inputs
 from openrlhf.learner.spec import LearnerSpec, Role
-from openrlhf.learner.tensor_parallel import TensorParallel
 from openrlhf.learner.weights import checkpoint_buckets, metadata
 from support.learner_models import make_batch, plain_logprobs, save_tiny_model
+from support.plain_backend import PlainEngine
 
 CPU = torch.device("cpu")
-WHOLE = TensorParallel(1, CPU)
 PLAIN = DsConfig(param_dtype="fp32", attn_implementation="sdpa")
 ARCHITECTURES = ["qwen3", "llama", "gpt2"]
 
@@ -37,7 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(path: Path, role: Role = Role.POLICY, *, ds: DsConfig = PLAIN, **changes: Any) -> LearnerModule:
     spec = LearnerSpec(role=role, model_path=str(path), ds=ds, **changes)
-    module = load_module(spec, {}, CPU)
+    module = load_module(spec, CPU)
     module.check_head(CPU)
     return module
 
@@ -154,12 +153,12 @@ def test_attention_is_the_one_asked_for(models: Path, attention: str) -> None:
 
 def test_stream_of_a_mixture_has_the_tensors_of_its_file(models: Path) -> None:
     # B128: transformers fuses the experts in memory, engines read the files' form
-    module = load(models / "qwen3_moe", role=Role.REFERENCE)
+    engine = PlainEngine(load(models / "qwen3_moe", role=Role.REFERENCE))
     want = load_file(models / "qwen3_moe" / "model.safetensors")
-    got = {name: t for bucket in checkpoint_buckets(module, WHOLE, 10_000, skip_frozen=False) for name, t in bucket}
+    got = {name: t for bucket in checkpoint_buckets(engine, 10_000, skip_frozen=False) for name, t in bucket}
     assert got.keys() == want.keys()
     assert all(torch.equal(got[name], want[name]) for name in want)
-    shapes = {(info.name, info.shape) for info in metadata(module, skip_frozen=False)}
+    shapes = {(info.name, info.shape) for info in metadata(engine, skip_frozen=False)}
     assert shapes == {(name, tuple(tensor.shape)) for name, tensor in want.items()}
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from openrlhf.learner.config import DsConfig, MuonConfig, OptimConfig
 from openrlhf.learner.constraints import optim_conflicts
-from openrlhf.learner.muon import clip_factor
 from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.learner.zero.optim import clip_factor
 from support.learner_ranks import RankResults, result
 from support.learner_state_cases import EMBEDDING, MATRIX
 

@@ -8,8 +8,8 @@ import torch
 from openrlhf.learner.config import AdamConfig, DsConfig, MuonConfig, OptimConfig
 from openrlhf.learner.models import load_module
 from openrlhf.learner.modules import LearnerModule
-from openrlhf.learner.optim import build_optimizer
 from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.learner.zero.optim import build_optimizer
 from support.learner_models import save_tiny_model
 
 ADAM = AdamConfig(lr=3e-4, betas=(0.8, 0.7), eps=1e-5, weight_decay=0.25)
@@ -23,7 +23,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> LearnerModule:
     path = save_tiny_model(tmp_path_factory.mktemp("optim") / "qwen3")
     ds = DsConfig(param_dtype="fp32", attn_implementation="sdpa")
     spec = LearnerSpec(role=Role.POLICY, model_path=str(path), ds=ds, optim=OptimConfig())
-    return load_module(spec, {}, torch.device("cpu"))
+    return load_module(spec, torch.device("cpu"))
 
 
 def test_adam_takes_its_options_and_spares_norms_from_decay(module: LearnerModule) -> None:

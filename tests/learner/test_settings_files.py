@@ -18,7 +18,7 @@ from openrlhf.learner.models import load_module
 from openrlhf.learner.modules import LearnerModule
 from openrlhf.learner.settings_files import try_settings, write_tokenizer
 from openrlhf.learner.spec import LearnerSpec, Role
-from openrlhf.learner.tensor_parallel import TensorParallel
+from support.plain_backend import PlainEngine
 from support.tiny_models import tiny_qwen3
 
 CPU = torch.device("cpu")
@@ -43,11 +43,11 @@ def model(base: Path, tmp_path: Path) -> Path:
 
 def load(path: Path) -> LearnerModule:
     ds = DsConfig(param_dtype="fp32", attn_implementation="sdpa")
-    return load_module(LearnerSpec(role=Role.POLICY, model_path=str(path), ds=ds), {}, CPU)
+    return load_module(LearnerSpec(role=Role.POLICY, model_path=str(path), ds=ds), CPU)
 
 
 def export(model: Path, out: Path, tokenizer: Any = None, *, trial: bool = False) -> None:
-    export_hf(load(model), TensorParallel(1, CPU), str(out), tokenizer, source=str(model), trial=trial)
+    export_hf(PlainEngine(load(model)), str(out), tokenizer, source=str(model), trial=trial)
 
 
 def change(path: Path, **values: Any) -> None:

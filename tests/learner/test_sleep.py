@@ -10,8 +10,9 @@ import torch
 
 from openrlhf.learner.config import DsConfig, OptimConfig
 from openrlhf.learner.learner import Learner
-from openrlhf.learner.sleep import DeviceMemory, give_back, sleep, wake
+from openrlhf.learner.setup import DeviceMemory, give_back
 from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.learner.zero.sleep import sleep, wake
 
 # DeepSpeed 0.19.8 compiles helpers with torch.jit when it is imported
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
@@ -87,7 +88,7 @@ def test_an_offloaded_optimiser_stays_in_host_memory(
     stage: int, host_optimizer: bool, moved: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places: list[str] = []
-    monkeypatch.setattr("openrlhf.learner.sleep.move_states", lambda _, stage, device: places.append(device.type))
+    monkeypatch.setattr("openrlhf.learner.zero.sleep.move_states", lambda _, stage, device: places.append(device.type))
     counted = Counted()
     sleep(engine([]), stage, GPU, host_optimizer=host_optimizer, memory=counted.memory)
     wake(engine([]), stage, GPU, host_optimizer=host_optimizer, memory=counted.memory)
@@ -107,7 +108,7 @@ def test_what_is_not_used_goes_back_to_the_device() -> None:
 def test_every_role_on_a_shared_device_gives_back(role: Role, shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # frozen or trained, and without --ds.enable_sleep
     given: list[torch.device] = []
-    monkeypatch.setattr("openrlhf.learner.sleep.give_back", given.append)
+    monkeypatch.setattr("openrlhf.learner.setup.give_back", given.append)
     learner = Learner.__new__(Learner)
     learner.spec = LearnerSpec(
         role=role,

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from openrlhf.learner.config import DsConfig, LoraConfig, OptimConfig
 from openrlhf.learner.spec import LearnerSpec, Role
-from openrlhf.learner.tensor_parallel import check_model, check_world, layer_specs
+from openrlhf.learner.zero.tensor_parallel import check_model, check_world, layer_specs
 from support.learner_models import make_batch, plain_logprobs, tiny_config
 from support.learner_ranks import RankResults, result
 from support.learner_shard_cases import SHARD_LAYOUTS, check_step

@@ -37,7 +37,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(path: Path, **changes: Any) -> LearnerModule:
     ds = DsConfig(param_dtype="fp32", attn_implementation="sdpa")
-    module = load_module(LearnerSpec(role=Role.POLICY, model_path=str(path), ds=ds, **changes), {}, CPU)
+    module = load_module(LearnerSpec(role=Role.POLICY, model_path=str(path), ds=ds, **changes), CPU)
     module.check_head(CPU)
     return module
 

@@ -58,17 +58,17 @@ def _measure(model: Path, stage: int) -> dict[str, int]:
 
     engine: Any = learner._engine
     optimizer = engine.ds_engine.basic_optimizer
-    backward, step = engine.backward, optimizer.step
+    backward, step = engine.ds_engine.backward, optimizer.step
 
-    def backward_then_measure(loss: Tensor) -> None:
-        backward(loss)
+    def backward_then_measure(loss: Tensor, **options: Any) -> None:
+        backward(loss, **options)
         held.setdefault("training", new_bytes(old))  # after the first of several micro-batches
 
     def measure_then_step(*args: Any, **kwargs: Any) -> Any:
         held["optimizer_step"] = new_bytes(old)
         return step(*args, **kwargs)
 
-    engine.backward, optimizer.step = backward_then_measure, measure_then_step
+    engine.ds_engine.backward, optimizer.step = backward_then_measure, measure_then_step
     learner.update(batch, OBJECTIVE)
     return held
 

@@ -10,11 +10,11 @@ from unittest import mock
 import torch
 from safetensors.torch import load_file
 
-from openrlhf.learner import engine
-from openrlhf.learner.ds_config import deepspeed_config
 from openrlhf.learner.learner import Learner
 from openrlhf.learner.objective import ValueObjective
 from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.learner.zero import engine
+from openrlhf.learner.zero.config import deepspeed_config
 from support.learner_models import make_batch
 from support.learner_ranks import Case
 from support.learner_step_cases import make_spec

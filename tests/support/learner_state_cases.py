@@ -143,7 +143,8 @@ def weights_only(rank: int, world: int, folder: Path) -> dict[str, Any]:
     before = [m["lr"][0] for _, m in _train(trained, 0, 2, rank, world)]
     trained.export_hf(str(folder / "weights-only"))
     fresh = Learner(replace(spec, model_path=str(folder / "weights-only")))
-    moments = len(fresh._engine.ds_engine.basic_optimizer.state)
+    backend: Any = fresh._engine
+    moments = len(backend.ds_engine.basic_optimizer.state)
     steps, weights = fresh.optimizer_steps, _equal(parameters(fresh), parameters(trained))
     after = [m["lr"][0] for _, m in _train(fresh, 2, 4, rank, world)]
     return {"before": before, "after": after, "steps": steps, "moments": moments, "weights": weights}
@@ -151,7 +152,7 @@ def weights_only(rank: int, world: int, folder: Path) -> dict[str, Any]:
 
 def save_for_other_world(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """Train two steps, save, convert; then the next steps' metrics, to compare at another world size."""
-    from openrlhf.learner.universal import convert
+    from openrlhf.learner.universal import main
 
     results = {}
     for stage in (0, 2, 3):
@@ -159,7 +160,7 @@ def save_for_other_world(rank: int, world: int, folder: Path) -> dict[str, Any]:
         _train(learner, 0, 2, rank, world)
         learner.save_checkpoint(str(folder / f"universal{stage}"))
         if rank == 0 and stage > 0:
-            convert(folder / f"universal{stage}")
+            main([str(folder / f"universal{stage}")])
         dist.barrier()
         results[f"stage{stage}"] = [metrics for _, metrics in _train(learner, 2, 4, rank, world)]
     return results
@@ -231,18 +232,18 @@ def exports(rank: int, world: int, folder: Path) -> dict[str, Any]:
 
 
 def everywhere(rank: int, world: int, folder: Path) -> dict[str, Any]:
-    """The weight stream for rank 0 alone and for all ranks."""
+    """The weight stream where rank 0 alone wants it and where all ranks do."""
 
-    def stream(learner: Learner, *, everywhere: bool) -> dict[str, Tensor]:
-        buckets = learner.named_parameter_buckets(20_000, everywhere=everywhere)
+    def stream(learner: Learner, *, wanted: bool) -> dict[str, Tensor]:
+        buckets = learner.named_parameter_buckets(20_000, wanted=wanted)
         return {name: tensor.clone() for bucket in buckets for name, tensor in bucket}
 
     results = {}
     for stage in (2, 3):
         learner = Learner(make_spec(folder, stage=stage))
         results[f"stage-{stage}"] = {
-            "alone": stream(learner, everywhere=False),
-            "everywhere": stream(learner, everywhere=True),
+            "alone": stream(learner, wanted=rank == 0),
+            "everywhere": stream(learner, wanted=True),
         }
     return results
 

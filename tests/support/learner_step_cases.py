@@ -63,17 +63,18 @@ def capture_gradients(learner: Learner) -> dict[str, Tensor]:
     """Record the full gradients just before the optimiser (filled when the next step is taken)."""
     from deepspeed.utils import safe_get_full_grad
 
-    engine, found = learner._engine, {}
+    engine: Any = learner._engine
+    found: dict[str, Tensor] = {}
     take_step = engine.step
 
     def step() -> tuple[bool, float]:
         for name, p in learner.module.named_parameters():
             gradient = p.grad if learner.spec.ds.zero_stage == 0 else safe_get_full_grad(p)
             if gradient is not None:
-                found[learner.module.hf_name(name)] = learner.tensor_parallel.whole(p, gradient.detach().clone())
+                found[learner.module.hf_name(name)] = engine.shards.whole(p, gradient.detach().clone())
         return take_step()
 
-    engine.step = step  # pyright: ignore[reportAttributeAccessIssue]
+    engine.step = step
     return found
 
 

@@ -21,10 +21,9 @@ from openrlhf.launcher.ranks.config import RankConfig, rank_config
 from openrlhf.launcher.ranks.roles import CriticRank, PolicyRank, Rank, ReferenceRank, RewardRank
 from openrlhf.launcher.samples import EvalRequest, Group, SampleRef, sample_info
 from openrlhf.launcher.trainer.protocols import Prepared
-from openrlhf.learner.collective import Collective
+from openrlhf.learner.collective import Collective, MetricSums
 from openrlhf.learner.config import DsConfig, TrainBatchConfig
 from openrlhf.learner.learner import Metrics, Scores, sum_terms
-from openrlhf.learner.metrics import MetricSums
 from openrlhf.learner.objective import ModelOutputs, Objective
 from openrlhf.learner.spec import LearnerSpec, Role
 from support.local_ranks import prepare_here, update_here

@@ -58,7 +58,7 @@ class Run:
         self.engines = Engines(backend, self.held, workers=sizes, timeout_s=PATIENCE_S) if rank == 0 else None
         self.sizes, self.generation, self.version = sizes, 0, 0
         self.actor: Any = LearnerActor()
-        self.actor.rank, self.actor.sender, self.actor.everywhere = rank, None, False
+        self.actor.rank, self.actor.sender = rank, None
         self.actor.role = SimpleNamespace(learner=self.learner)
 
     def connect(self) -> None:

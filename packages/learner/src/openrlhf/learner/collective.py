@@ -1,4 +1,4 @@
-"""The few reductions a learner needs, over the data-parallel ranks of its role."""
+"""The few reductions a learner needs, over the data-parallel ranks of its role, and the metrics of a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from openrlhf.core.losses.output import LossOutput
+
 NONE = 2**62
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This rank among all of its role, and how many there are."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 class Collective:
@@ -88,3 +95,23 @@ class Collective:
         rows = [torch.empty_like(mine) for _ in range(self.world_size)]
         dist.all_gather(rows, mine, group=self.group)
         return [r.tolist() for r in rows]
+
+
+class MetricSums:
+    """(sum, count) metrics of one step: added up over micro-batches without waiting for the device, then over ranks."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[Tensor | float, float]] = {}
+
+    def add(self, terms: Mapping[str, LossOutput]) -> None:
+        """Take in the losses of one micro-batch; a loss without metrics counts under the name of its term."""
+        for name, term in terms.items():
+            metrics = term.metrics or {name: (term.total.detach(), term.count)}
+            for key, (total, count) in metrics.items():
+                old_total, old_count = self._sums.get(key, (0.0, 0.0))
+                self._sums[key] = (old_total + total, old_count + count)
+
+    def reduce(self, collective: Collective, empty_ranks: Sequence[bool]) -> dict[str, tuple[float, float]]:
+        """Sums over all ranks. empty_ranks: who had no samples and so does not know the names."""
+        names = collective.share_names(sorted(self._sums), empty_ranks)
+        return collective.sum_named({name: self._sums.get(name, (0.0, 0.0)) for name in names})

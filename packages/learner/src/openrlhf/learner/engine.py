@@ -1,170 +1,123 @@
-"""`TrainingEngine`: the one place that drives DeepSpeed. A frozen model that is whole does without it."""
+"""`TrainingEngine`: what a `Learner` asks of the backend that holds its model and its optimiser.
+
+The backend of every run is DeepSpeed (`zero/`). Another one is an object with these methods and a function that makes
+it from a spec; `Learner` takes the function as an argument. A backend decides how parameters, gradients and optimiser
+states are spread over ranks; what is computed from a batch, and when, is the learner's affair.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from openrlhf.learner.config import OptimConfig
-from openrlhf.learner.ds_config import deepspeed_config
-from openrlhf.learner.models import load_module
+from openrlhf.core.batch import Batch
 from openrlhf.learner.modules import LearnerModule, Readings
-from openrlhf.learner.muon import RawClipping, clip_factor, raw_clipping
-from openrlhf.learner.optim import build_optimizer
 from openrlhf.learner.packing import ModelInputs
-from openrlhf.learner.schedule import build_schedule
 from openrlhf.learner.spec import LearnerSpec
-from openrlhf.learner.tensor_parallel import TensorParallel, check_world
 
 
-class TrainingEngine:
-    """A module with its DeepSpeed engine (None for a whole frozen model)."""
+class TrainingEngine(Protocol):
+    """One rank of a model. Methods are collective over the ranks of the role unless they say so.
 
-    def __init__(self, spec: LearnerSpec, module: LearnerModule, ds_engine: Any, device: torch.device) -> None:
-        self.spec = spec
-        self.module = module
-        self.ds_engine = ds_engine
-        self.device = device
-        self.steps = 0
-        self.communicates_in_forward = spec.zero3
-        self.tensor_parallel = TensorParallel(spec.ds.tensor_parallel_size, device)
-        self._raw_clipping: RawClipping | None = None
-        if spec.optim is not None and spec.optim.optim == "muon" and spec.ds.zero_stage > 0:
-            self._raw_clipping = raw_clipping(ds_engine.optimizer, spec.ds.zero_stage, spec.optim.max_norm)
+    module: the model. Its parameters may be held in parts: their whole shapes and values come from `full_shape` and
+    `whole`.
+    data_group: the ranks that are given samples of their own, over which gradients are averaged; None: all of them.
+    waits_in_forward: whether a forward pass waits for the other ranks, so that all of them make the same number.
+    """
+
+    module: LearnerModule
+    data_group: dist.ProcessGroup | None
+    waits_in_forward: bool
+
+    # -- steps
+
+    def on_device(self) -> AbstractContextManager[None]:
+        """Inside, a model that is kept in host memory between calls is on the device. Not collective."""
+        ...
+
+    def check_batch(self, batch: Batch) -> None:
+        """AssertionError where ranks that hold one model together were given different samples."""
+        ...
 
     def forward(self, inputs: ModelInputs, **options: Any) -> Readings:
-        """Call the module (options: its own). Through DeepSpeed's engine where there is one, so that its hooks fire."""
-        model = self.module if self.ds_engine is None else self.ds_engine
-        return model(inputs, **options)
-
-    @contextmanager
-    def on_device(self) -> Iterator[None]:
-        """A frozen model kept in host memory is on the device inside."""
-        if not self.spec.offload or self.spec.zero3:
-            yield
-            return
-        self.module.to(self.device)
-        try:
-            yield
-        finally:
-            self.module.to("cpu")
+        """Call the module (options: its own). Collective where `waits_in_forward`."""
+        ...
 
     def learning_rate(self) -> float:
-        """Rate of the first parameter group for the next step."""
-        return float(self.ds_engine.get_lr()[0])
+        """Rate of the first parameter group for the next step. Not collective."""
+        ...
 
-    def set_boundary(self, last: bool) -> None:
-        """Say whether the coming forward and backward are the last of this optimiser step."""
-        self.ds_engine.set_gradient_accumulation_boundary(last)
+    def update(self, micro_batches: int, loss: Callable[[int], Tensor]) -> tuple[bool, float]:
+        """One optimiser step on the sum of `loss(0)`, `loss(1)`, ...: a forward pass each, made when its turn comes.
 
-    def backward(self, loss: Tensor) -> None:
-        self.ds_engine.backward(loss, scale_wrt_gas=False)
-
-    def step(self) -> tuple[bool, float]:
-        """Take the step. Returns whether it was taken and the gradient norm before clipping.
-
-        With a non-finite gradient no rank takes it, and the schedule does not move.
+        Gradients are averaged over `data_group`. With a non-finite gradient no rank takes the step, and the schedule
+        does not move. Returns whether it was taken, and the gradient norm before clipping.
         """
-        if self.spec.ds.zero_stage == 0:
-            applied, norm = self._step_unpartitioned()
-        else:
-            raw_norm = None if self._raw_clipping is None else self._raw_clipping.before_step()
-            self.ds_engine.step()
-            applied = bool(self.ds_engine.was_step_applied())
-            norm = float(self.ds_engine.get_global_grad_norm()) if raw_norm is None else raw_norm
-        self.steps += int(applied)
-        return applied, norm
+        ...
 
-    def _step_unpartitioned(self) -> tuple[bool, float]:
-        """Stage 0: DeepSpeed neither reports a norm nor looks for non-finite gradients. They are equal on all ranks."""
-        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-        norm = self.tensor_parallel.gradient_norm(self.module.parameters())
-        value = float(norm)
-        if not torch.isfinite(norm):
-            self.ds_engine.zero_grad()
-            return False, value
-        assert self.spec.optim is not None
-        factor = clip_factor(value, self.spec.optim.max_norm)
-        if factor != 1.0:
-            torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
-        self.ds_engine.step()
-        return True, value
+    def sleep(self) -> None:
+        """Move training states to host memory; weights stay where they are. Twice is harmless."""
+        ...
 
+    def wake(self) -> None:
+        """Bring back what `sleep` moved. Must run before the next `update`."""
+        ...
 
-def build_engine(spec: LearnerSpec, device: torch.device) -> TrainingEngine:
-    """Load the model and wrap it as its spec needs. Collective.
+    # -- whole tensors and their parts
 
-    Raises:
-        ValueError: options that DeepSpeed would ignore or that would give wrong numbers.
-    """
-    config = deepspeed_config(spec, device_type=device.type)
-    module = load_module(spec, config, device)
-    if spec.tensor_parallel:
-        check_world(spec.ds.tensor_parallel_size, dist.get_world_size() if dist.is_initialized() else 1)
-        config = deepspeed_config(spec, device_type=device.type, tp_plan=module.model.config.base_model_tp_plan)
-    ds_engine = None
-    if spec.trained or spec.zero3 or spec.tensor_parallel:
-        ds_engine = _initialize(spec, module, config)
-    engine = TrainingEngine(spec, module, ds_engine, device)
-    with engine.on_device():
-        module.check_head(device)
-        if spec.packed:
-            module.check_packing(device)
-    return engine
+    def full_shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
+        """Shape of the whole parameter. Not collective."""
+        ...
 
+    def whole(self, groups: Iterable[Sequence[nn.Parameter]], *, wanted: bool) -> Iterator[list[Tensor]]:
+        """The whole tensors of one group of parameters after the other; empty lists on ranks that do not want them.
 
-def _initialize(spec: LearnerSpec, module: LearnerModule, config: dict[str, Any]) -> Any:
-    import deepspeed
+        Every rank must exhaust it. A tensor may be the live parameter: it must not be changed, and is valid until the
+        next group is asked for. Where nobody needs a copy none is made.
+        """
+        ...
 
-    if spec.optim is None:
-        engine = deepspeed.initialize(model=module, config=config)[0]
-    else:
-        engine = _with_optimizer(spec.optim, spec.max_optimizer_steps, module, config)
-        check_wrapper(engine.optimizer, spec.ds.zero_stage)
-        if spec.optim.optim == "adam" and spec.ds.zero_stage in (1, 2):
-            _find_overflow_by_norm(engine.optimizer)
-    if spec.tensor_parallel:
-        # Compares the arguments of the first call over the group, which must be lists of tensors; ours are not, and
-        # `TensorParallel.check_same` compares every batch.
-        hook: Any = engine.first_dataloader_check
-        hook.remove()
-    return engine
+    def part(self, parameter: nn.Parameter) -> Tensor | None:
+        """What this rank holds of a parameter that the ranks hold once together; None: others hold it all.
+
+        Not collective.
+        """
+        ...
+
+    def join(self, parameter: nn.Parameter, part: Tensor | None) -> Tensor | None:
+        """The whole tensor in host memory, made of what every rank has in place of its `part`; on rank 0, else None."""
+        ...
+
+    def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
+        """This rank's part of a whole tensor: the inverse of `join`. Not collective."""
+        ...
+
+    # -- checkpoints
+
+    def layout(self) -> dict[str, Any]:
+        """What saved states depend on, by name: small values, the same on every rank. Not collective."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write parameters, optimiser states and schedule below `folder`."""
+        ...
+
+    def load(self, folder: Path, saved: Mapping[str, Any]) -> None:
+        """Restore them. saved: the `layout` that was written, and `world_size`.
+
+        Raises ValueError when they do not fit, with the way out.
+        """
+        ...
 
 
-def check_wrapper(optimizer: Any, stage: int) -> None:
-    """ValueError unless DeepSpeed wrapped the optimiser as clipping, sleep and skipped steps need it on this stage."""
-    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
-    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+BuildEngine = Callable[[LearnerSpec, torch.device], TrainingEngine]
+"""Loads the model of a spec and makes it ready to be called and, where the spec has an optimiser, trained. Collective.
 
-    known = {1: DeepSpeedZeroOptimizer, 2: DeepSpeedZeroOptimizer, 3: DeepSpeedZeroOptimizer_Stage3}
-    if stage in known and type(optimizer) is not known[stage]:
-        raise ValueError(
-            f"DeepSpeed made a {type(optimizer).__name__} of the optimiser for `ds.zero_stage` {stage!r}, needed "
-            f"{known[stage].__name__}: use `ds.zero_stage` 2, or leave `ds.grad_accum_dtype` out"
-        )
-
-
-def _find_overflow_by_norm(zero_optimizer: Any) -> None:
-    """Spare the 16-bit gradients a pass of their own in search of infinities and NaN, 6 % of a small model's step.
-
-    The optimiser measures the norm right afterwards, over the same gradients in float32, and skips a step whose norm is
-    not finite: in float32 training that is its only check.
-    """
-    zero_optimizer.check_overflow = lambda partition_gradients=True: None
-
-
-def _with_optimizer(optim: OptimConfig, horizon: int, module: LearnerModule, config: dict[str, Any]) -> Any:
-    import deepspeed
-
-    return deepspeed.initialize(
-        model=module,
-        optimizer=build_optimizer(module, optim),
-        # DeepSpeed's annotation names torch's old private base class
-        lr_scheduler=lambda optimizer: build_schedule(optimizer, optim, horizon),  # pyright: ignore[reportArgumentType]
-        config=config,
-    )[0]
+Raises ValueError for options that the backend would ignore or that would give wrong numbers.
+"""

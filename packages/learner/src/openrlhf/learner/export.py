@@ -5,27 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 
+from openrlhf.learner.collective import rank_and_world
+from openrlhf.learner.engine import TrainingEngine
 from openrlhf.learner.folders.publish import publish
 from openrlhf.learner.modules import LearnerModule
 from openrlhf.learner.settings_files import save_model, write_generation_config, write_tokenizer
-from openrlhf.learner.tensor_parallel import TensorParallel
-from openrlhf.learner.weights import buckets, full_shape
-
-GATHER_BYTES = 512 * 2**20
+from openrlhf.learner.weights import GATHER_BYTES, buckets
 
 
-def full_state_dict(module: LearnerModule, tensor_parallel: TensorParallel) -> dict[str, Tensor] | None:
+def full_state_dict(engine: TrainingEngine) -> dict[str, Tensor] | None:
     """All parameters and persistent buffers, whole, on the CPU, on rank 0; None elsewhere. Collective."""
+    module, first = engine.module, rank_and_world()[0] == 0
     state: dict[str, Tensor] = {}
-    for bucket in buckets(module, tensor_parallel, GATHER_BYTES, skip_frozen=False):
+    for bucket in buckets(engine, GATHER_BYTES, skip_frozen=False, wanted=first):
         state.update((name, tensor.detach().to("cpu", copy=True)) for name, tensor in bucket)
-    if dist.is_initialized() and dist.get_rank() != 0:
+    if not first:
         return None
     for name, parameter in module.named_parameters():
-        got, want = tuple(state[module.hf_name(name)].shape), full_shape(parameter)
+        got, want = tuple(state[module.hf_name(name)].shape), engine.full_shape(parameter)
         if got != want:
             raise RuntimeError(f"{name} was gathered with shape {got}, should be {want}")
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
@@ -36,8 +35,7 @@ def full_state_dict(module: LearnerModule, tensor_parallel: TensorParallel) -> d
 
 
 def export_hf(
-    module: LearnerModule,
-    tensor_parallel: TensorParallel,
+    engine: TrainingEngine,
     path: str,
     tokenizer: Any,
     *,
@@ -53,14 +51,14 @@ def export_hf(
     of) the weights, written beside the live model, in `<path>/ema`. trial: everything is written and removed again.
     A critic or reward model keeps its head under its name, which the configuration records.
     """
-    state = full_state_dict(module, tensor_parallel)
+    state = full_state_dict(engine)
     if state is None:
         return
     with publish(path, trial=trial) as folder:
-        _write(module, dict(state), tokenizer, folder, source)
+        _write(engine.module, dict(state), tokenizer, folder, source)
         if averages is not None:
             smooth = {name: averages.get(name, tensor).to(tensor.dtype) for name, tensor in state.items()}
-            _write(module, smooth, tokenizer, folder / "ema", source)
+            _write(engine.module, smooth, tokenizer, folder / "ema", source)
 
 
 def _write(module: LearnerModule, state: dict[str, Tensor], tokenizer: Any, folder: Path, source: str) -> None:

@@ -16,21 +16,20 @@ import torch
 from torch import Tensor
 
 from openrlhf.core.batch import Batch
-from openrlhf.learner import checkpoint, sleep, weights
+from openrlhf.learner import checkpoint, setup, weights
 from openrlhf.learner.batching import fixed_micro_batches, padded_micro_batches, token_micro_batches
-from openrlhf.learner.collective import Collective
+from openrlhf.learner.collective import Collective, MetricSums
 from openrlhf.learner.ema import MovingAverage
-from openrlhf.learner.engine import TrainingEngine, build_engine
+from openrlhf.learner.engine import BuildEngine, TrainingEngine
 from openrlhf.learner.export import export_hf
 from openrlhf.learner.heads import TokenDistribution
 from openrlhf.learner.lora import export_adapters, has_adapters
-from openrlhf.learner.metrics import MetricSums
 from openrlhf.learner.models import reward_statistics
 from openrlhf.learner.modules import Readings, evaluating
 from openrlhf.learner.objective import ModelOutputs, Objective
 from openrlhf.learner.packing import ModelInputs, build_inputs, build_last_token_inputs, has_images, with_probe
-from openrlhf.learner.setup import seed_everything, training_device
 from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.learner.zero.engine import build_engine
 
 Metrics = dict[str, tuple[float, float]]
 
@@ -56,30 +55,28 @@ class NonFiniteStepError(RuntimeError):
 class Learner:
     """One rank. `init_distributed` must have run; every rank builds the same spec.
 
+    build: the backend. optimizer_steps: steps taken so far; skipped ones are not counted.
     image_probe: one row with an image, of which one token counts as sampled; needed where some micro-batches have
     images and others none (see `packing.with_probe`).
     """
 
-    def __init__(self, spec: LearnerSpec) -> None:
+    def __init__(self, spec: LearnerSpec, build: BuildEngine = build_engine) -> None:
         self.spec = spec
-        self.device = training_device()
-        seed_everything(spec.batch.seed, full_determinism=spec.batch.full_determinism_enable)
-        self._engine: TrainingEngine = build_engine(spec, self.device)
-        self.tensor_parallel = self._engine.tensor_parallel
-        self.collective = Collective(self.device, self.tensor_parallel.data_group)
+        self.device = setup.training_device()
+        setup.seed_everything(spec.batch.seed, full_determinism=spec.batch.full_determinism_enable)
+        self._engine: TrainingEngine = build(spec, self.device)
         self.module = self._engine.module
+        with self._engine.on_device():
+            self.module.check_head(self.device)
+            if spec.packed:
+                self.module.check_packing(self.device)
+        self.collective = Collective(self.device, self._engine.data_group)
         self.hidden_size = int(self.module.model.config.get_text_config().hidden_size)
-        self.ema = None
-        if spec.trained and spec.batch.enable_ema:
-            self.ema = MovingAverage(self.module, self.tensor_parallel, spec.batch.ema_beta)
+        self.ema = MovingAverage(self._engine, spec.batch.ema_beta) if spec.trained and spec.batch.enable_ema else None
         self.image_probe: Batch | None = None
+        self.optimizer_steps = 0
         self.skipped_in_a_row = 0
         self.reward_mean_std = reward_statistics(self.module)
-
-    @property
-    def optimizer_steps(self) -> int:
-        """Optimiser steps taken so far; skipped ones are not counted."""
-        return self._engine.steps
 
     def reduce_sum(self, tensor: Tensor) -> Tensor:
         """The sum of `tensor` over the ranks, on its own device; the argument is not changed."""
@@ -96,15 +93,15 @@ class Learner:
         distribution: TokenDistribution | None = None,
         at_once: bool = False,
     ) -> Scores:
-        """Log-probs, values or rewards of `batch`. Collective under ZeRO-3 and over tensor-parallel groups.
+        """Log-probs, values or rewards of `batch`. Collective.
 
         distribution: what log-probs are of; None: what is trained, as the spec says. at_once: in one forward pass; for
         batches that are known to be small.
         """
-        self.tensor_parallel.check_same(batch)
+        self._engine.check_batch(batch)
         plan = [list(range(batch.size))] if at_once else self._score_plan(batch)
         count = len(plan)
-        if self._engine.communicates_in_forward:
+        if self._engine.waits_in_forward:
             count = int(self.collective.max(float(count)))
         primary = torch.zeros(batch.size if self.spec.role is Role.REWARD else batch.tokens.shape)
         entropy = torch.zeros(batch.tokens.shape) if with_entropy else None
@@ -171,25 +168,27 @@ class Learner:
         """
         if not self.spec.trained:
             raise ValueError(f"the {self.spec.role.value} model is frozen: its spec has no optim")
-        self.tensor_parallel.check_same(batch)
+        self._engine.check_batch(batch)
         plan = self._update_plan(batch, objective.rows_per_unit)
         counts, steps, empty_ranks = self.collective.agree(objective.counts(batch), len(plan), batch.size == 0)
         if not any(counts[term] > 0 for term, weight in objective.coefficients.items() if weight and term in counts):
             return {}
-        sums, bad = MetricSums(), -1
-        lr = self._engine.learning_rate()
-        for number in range(steps):
-            self._engine.set_boundary(number == steps - 1)
+        sums, bad = MetricSums(), list[int]()
+
+        def micro_loss(number: int) -> Tensor:
             rows = plan[number] if number < len(plan) else []
             loss, finite = self._micro_loss(batch, rows, objective, counts, sums)
-            if not finite and bad < 0:
-                bad = _first_bad(batch, rows)
-            self._engine.backward(loss)
-        applied, grad_norm = self._engine.step()
+            if not finite and not bad:
+                bad.append(_first_bad(batch, rows))
+            return loss
+
+        lr = self._engine.learning_rate()
+        applied, grad_norm = self._engine.update(steps, micro_loss)
+        self.optimizer_steps += int(applied)
         if applied and self.ema is not None:
             self.ema.update()
         metrics = sums.reduce(self.collective, empty_ranks)
-        self._count_skip(applied, bad)
+        self._count_skip(applied, bad[0] if bad else -1)
         return metrics | {"grad_norm": (grad_norm, 1.0), "lr": (lr, 1.0), "skipped_steps": (float(not applied), 1.0)}
 
     def _micro_loss(
@@ -265,18 +264,17 @@ class Learner:
 
     def weight_metadata(self, *, skip_frozen: bool = False) -> list[weights.WeightInfo]:
         """Name, dtype and full shape of every tensor of the stream, in its order. Not collective."""
-        return weights.metadata(self.module, skip_frozen=skip_frozen)
+        return weights.metadata(self._engine, skip_frozen=skip_frozen)
 
     def named_parameter_buckets(
-        self, bucket_bytes: int, *, skip_frozen: bool = False, everywhere: bool = False
+        self, bucket_bytes: int, *, skip_frozen: bool = False, wanted: bool = True
     ) -> Iterator[list[tuple[str, Tensor]]]:
-        """All parameters in buckets of about `bucket_bytes` on rank 0, empty ones elsewhere. All ranks must exhaust it.
+        """All parameters, whole, in buckets of about `bucket_bytes`, the same on every rank. All ranks must exhaust it.
 
-        A tensor is valid until the next bucket is asked for. everywhere: the same buckets on every rank.
+        A tensor is valid until the next bucket is asked for. wanted: False where this rank has no use for them: its
+        buckets are empty, and nothing is copied for it.
         """
-        return weights.checkpoint_buckets(
-            self.module, self.tensor_parallel, bucket_bytes, skip_frozen=skip_frozen, everywhere=everywhere
-        )
+        return weights.checkpoint_buckets(self._engine, bucket_bytes, skip_frozen=skip_frozen, wanted=wanted)
 
     def export_hf(self, path: str, tokenizer: Any = None) -> None:
         """Write a Hugging Face folder: safetensors, configuration, and the model's own small files as they came.
@@ -299,25 +297,23 @@ class Learner:
     def _export(self, path: str, tokenizer: Any, *, trial: bool) -> None:
         source = self.spec.model_path
         if has_adapters(self.module):
-            export_adapters(self.module, self.tensor_parallel, path, tokenizer, base=source, trial=trial)
+            export_adapters(self._engine, path, tokenizer, base=source, trial=trial)
         else:
             averages = None if self.ema is None else self.ema.full_state()
-            export_hf(self.module, self.tensor_parallel, path, tokenizer, source=source, averages=averages, trial=trial)
+            export_hf(self._engine, path, tokenizer, source=source, averages=averages, trial=trial)
         self.collective.barrier()
 
     # -- between phases and runs
 
     def sleep(self) -> None:
         """Move training states to host memory, if `--ds.enable_sleep`; weights stay where they are."""
-        ds = self.spec.ds
-        if self.spec.trained and ds.enable_sleep:
-            sleep.sleep(self._engine.ds_engine, ds.zero_stage, self.device, host_optimizer=ds.adam_offload)
+        if self.spec.trained and self.spec.ds.enable_sleep:
+            self._engine.sleep()
 
     def wake(self) -> None:
         """Bring the training states back; must run between `sleep` and the next `update`."""
-        ds = self.spec.ds
-        if self.spec.trained and ds.enable_sleep:
-            sleep.wake(self._engine.ds_engine, ds.zero_stage, self.device, host_optimizer=ds.adam_offload)
+        if self.spec.trained and self.spec.ds.enable_sleep:
+            self._engine.wake()
 
     def give_back(self) -> None:
         """Where other processes share the device, let them have what this one does not use: after every phase.
@@ -325,24 +321,24 @@ class Learner:
         Also for frozen models and without `--ds.enable_sleep`, whose activations fill torch's cache as well.
         """
         if self.spec.shares_device:
-            sleep.give_back(self.device)
+            setup.give_back(self.device)
 
     def save_checkpoint(self, folder: str) -> None:
         """Write everything needed to go on exactly as if never stopped; the caller makes the folder appear at once."""
-        state = {"optimizer_steps": self._engine.steps, "skipped_in_a_row": self.skipped_in_a_row}
-        checkpoint.save(self._engine, self.ema, Path(folder), state)
+        state = {"optimizer_steps": self.optimizer_steps, "skipped_in_a_row": self.skipped_in_a_row}
+        checkpoint.save(self._engine, self.spec.role, self.ema, Path(folder), state)
 
     def load_checkpoint(self, folder: str) -> None:
         """Restore what `save_checkpoint` wrote; see `checkpoint.load` for the errors."""
-        state = checkpoint.load(self._engine, self.ema, Path(folder))
-        self._engine.steps = state["optimizer_steps"]
+        state = checkpoint.load(self._engine, self.spec.role, self.ema, Path(folder))
+        self.optimizer_steps = state["optimizer_steps"]
         self.skipped_in_a_row = state["skipped_in_a_row"]
 
 
 def sum_terms(
     terms: Mapping[str, Any], coefficients: Mapping[str, float], counts: Mapping[str, float], world_size: int
 ) -> Tensor | None:
-    """Σ coefficient · total / global count, times world_size because DeepSpeed averages gradients over ranks."""
+    """Σ coefficient · total / global count, times world_size because gradients are averaged over ranks."""
     loss: Tensor | None = None
     for name, term in terms.items():
         weight = coefficients.get(name, 0.0)

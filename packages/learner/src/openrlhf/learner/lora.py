@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
+from openrlhf.learner.collective import rank_and_world
 from openrlhf.learner.config import LoraConfig
+from openrlhf.learner.engine import TrainingEngine
 from openrlhf.learner.folders.publish import publish
 from openrlhf.learner.loading import load_pretrained
 from openrlhf.learner.modules import LearnerModule
 from openrlhf.learner.settings_files import save_model, write_tokenizer
-from openrlhf.learner.tensor_parallel import TensorParallel
-from openrlhf.learner.weights import buckets
+from openrlhf.learner.weights import GATHER_BYTES, buckets
 
 ADAPTER = "default"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -22,7 +23,6 @@ REWARD = "reward_model.json"
 """Beside the adapter of a reward model: the mean and std of its rewards, which its base does not know."""
 HEAD = "score"
 """The name under which an adapter holds a scalar head: that of transformers' sequence classification."""
-GATHER_BYTES = 512 * 2**20
 
 
 def add_adapters(model: Any, config: LoraConfig) -> None:
@@ -51,14 +51,12 @@ def has_adapters(module: LearnerModule) -> bool:
     return hasattr(module.model, "peft_config")
 
 
-def export_adapters(
-    module: LearnerModule, tensor_parallel: TensorParallel, path: str, tokenizer: Any, *, base: str, trial: bool = False
-) -> None:
+def export_adapters(engine: TrainingEngine, path: str, tokenizer: Any, *, base: str, trial: bool = False) -> None:
     """Write the adapters (and a scalar head) as a peft folder; of what is there only an earlier export is replaced.
 
     Collective; rank 0 writes. base: the model that they belong to. trial: everything is written and removed again.
     """
-    state = adapter_state(module, tensor_parallel)
+    module, state = engine.module, adapter_state(engine)
     if not state:
         return
     from safetensors.torch import save_file
@@ -79,12 +77,12 @@ def export_adapters(
             write_tokenizer(tokenizer, folder)
 
 
-def adapter_state(module: LearnerModule, tensor_parallel: TensorParallel) -> dict[str, Tensor]:
+def adapter_state(engine: TrainingEngine) -> dict[str, Tensor]:
     """Adapters and head, whole and by peft's names, on rank 0; empty elsewhere. Collective."""
     state: dict[str, Tensor] = {}
-    for bucket in buckets(module, tensor_parallel, GATHER_BYTES, skip_frozen=True):
+    for bucket in buckets(engine, GATHER_BYTES, skip_frozen=True, wanted=rank_and_world()[0] == 0):
         for name, tensor in bucket:
-            state[_peft_name(module, name)] = tensor.detach().to("cpu", copy=True).contiguous()
+            state[_peft_name(engine.module, name)] = tensor.detach().to("cpu", copy=True).contiguous()
     return state
 
 

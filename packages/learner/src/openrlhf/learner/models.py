@@ -1,4 +1,4 @@
-"""Loading Hugging Face models for a role, whole or partitioned (ZeRO-3)."""
+"""Loading Hugging Face models for a role."""
 
 from __future__ import annotations
 
@@ -9,29 +9,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from openrlhf.learner.heads import ScalarHead, TokenDistribution, TokenHead, token_head
-from openrlhf.learner.layers import check_packing, num_experts, recurrent_layers
+from openrlhf.learner.heads import ScalarHead, TokenDistribution, token_head
+from openrlhf.learner.layers import check_packing, num_experts
 from openrlhf.learner.loading import load_pretrained
 from openrlhf.learner.lora import add_adapters
 from openrlhf.learner.modules import LearnerModule, disable_dropout
 from openrlhf.learner.spec import LearnerSpec, Role
-from openrlhf.learner.tensor_parallel import check_model
 
 logger = logging.getLogger(__name__)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def load_module(spec: LearnerSpec, ds_config: dict[str, Any], device: torch.device) -> LearnerModule:
-    """The model of `spec` in its training form. With ZeRO-3 the parameters come up partitioned (collective)."""
+def load_module(
+    spec: LearnerSpec, device: torch.device, *, loading: AbstractContextManager[object] | None = None
+) -> LearnerModule:
+    """The model of `spec` in its training form.
+
+    loading: open while the weights are loaded; a backend's that partitions them.
+    """
     from transformers import AutoConfig
 
     check_attention(spec.ds.attn_implementation)
     config = AutoConfig.from_pretrained(spec.model_path)
     _check_model(spec, config)
-    with _zero3_loading(spec, ds_config):
+    with loading or nullcontext():
         if spec.role.is_language_model:
             model, scalar_head, head_name = _pretrained(_language_model_class(config), spec, config), None, ""
             if spec.ds.use_liger_kernel:
@@ -53,8 +57,6 @@ def load_module(spec: LearnerSpec, ds_config: dict[str, Any], device: torch.devi
         aux_loss=spec.aux_loss_coef > 0,
     ).train(spec.trained)
     module.head.requires_grad_(spec.trained)
-    if spec.zero3:
-        gather_with_readers(module)
     return module if spec.zero3 or spec.offload else module.to(device)
 
 
@@ -81,8 +83,6 @@ def _check_model(spec: LearnerSpec, config: Any) -> None:
         raise ValueError(f"`freeze_visual_encoder`: {spec.model_path!r} has no vision encoder, leave it out")
     if spec.packed:
         check_packing(config, spec.model_path)
-    if spec.tensor_parallel:
-        check_model(spec, config)
     if spec.ds.use_liger_kernel and not torch.cuda.is_available():
         raise ValueError("`ds.use_liger_kernel` needs a GPU: leave it out")
 
@@ -156,46 +156,6 @@ def four_bit(spec: LearnerSpec) -> dict[str, Any]:
     return {"quantization_config": settings, "device_map": {"": torch.cuda.current_device()}}
 
 
-class _Zero3Loading(AbstractContextManager[None]):
-    """While it is open, transformers partitions what it loads."""
-
-    def __init__(self, ds_config: dict[str, Any]) -> None:
-        self._ds_config = ds_config
-        self._registration: Any = None
-
-    def __enter__(self) -> None:
-        from transformers.integrations.deepspeed import HfDeepSpeedConfig
-
-        self._registration = HfDeepSpeedConfig(self._ds_config)
-
-    def __exit__(self, *exc: object) -> None:
-        # transformers holds it weakly: dropping it lets the next model load whole.
-        self._registration = None
-
-
-def _zero3_loading(spec: LearnerSpec, ds_config: dict[str, Any]) -> AbstractContextManager[None]:
-    return _Zero3Loading(ds_config) if spec.zero3 else nullcontext()
-
-
-def gather_with_readers(module: LearnerModule) -> None:
-    """Let ZeRO-3 gather parameters for the calls of those who read them without calling the module they belong to.
-
-    Its hooks gather what belongs to a called module. A layer with a state reads the weight of its convolution, and a
-    `TokenHead` that of the output layer.
-    """
-    from deepspeed.runtime.zero import register_external_parameter
-
-    if isinstance(module.head, TokenHead):
-        for parameter in module.head.borrowed:
-            register_external_parameter(module.head, parameter)
-    if recurrent_layers(module.model.config):
-        for owner in module.model.modules():
-            for child in owner.children():
-                if isinstance(child, nn.Conv1d):
-                    for parameter in child.parameters():
-                        register_external_parameter(owner, parameter)
-
-
 def _prepare(model: Any, spec: LearnerSpec) -> None:
     disable_dropout(model)
     if not spec.trained:
@@ -214,7 +174,7 @@ def _prepare(model: Any, spec: LearnerSpec) -> None:
 
 
 def _head_dtype(spec: LearnerSpec) -> torch.dtype:
-    """float32 where the model is only read; DeepSpeed casts every parameter (its master weights are float32)."""
+    """float32 where the model is only read; a backend casts every parameter (its master weights are float32)."""
     whole = not (spec.trained or spec.zero3 or spec.tensor_parallel)
     return torch.float32 if whole else DTYPES[spec.ds.param_dtype]
 

@@ -1,14 +1,15 @@
-"""The process of a learner rank: environment, torch.distributed, random seeds.
+"""The process of a learner rank: its device, torch.distributed, random seeds.
 
-The caller sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. `init_distributed` must run before anything
-imports deepspeed: DeepSpeed picks its accelerator, and Muon its compiler, when they are imported.
+The caller sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 """
 
 from __future__ import annotations
 
-import logging
+import gc
 import os
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -24,40 +25,21 @@ def training_device() -> torch.device:
     return torch.device("cpu")
 
 
-def prepare_environment(env: dict[str, str] | os._Environ[str], device_type: str) -> None:
-    """What DeepSpeed reads from the environment, for this kind of device. Values already set are kept."""
-    env.setdefault("LOCAL_RANK", "0")
-    env.setdefault("LOCAL_WORLD_SIZE", "1")
-    env.setdefault("LOCAL_SIZE", env["LOCAL_WORLD_SIZE"])
-    if device_type == "cpu":
-        env.setdefault("DS_ACCELERATOR", "cpu")
-        # Importing Muon compiles its kernels with a C++ compiler: 35 s per shape on a CPU, for nothing.
-        env.setdefault("TORCHDYNAMO_DISABLE", "1")
-
-
 def init_distributed(backend: str | None = None) -> None:
     """Join the process group of this role; does nothing when this process already has.
 
     backend: gloo or nccl; None takes nccl on GPUs and gloo on a CPU.
     """
     device = training_device()
-    prepare_environment(os.environ, device.type)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    import deepspeed
-    import deepspeed.ops
-
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # DeepSpeed 0.19.8 builds this op with a C++ compiler (minutes) whenever it starts on a CPU; only its inference
-    # all-reduce uses it. Can go when TorchBackend builds it on first use.
-    ops: dict[str, bool] = deepspeed.ops.__compatible_ops__  # pyright: ignore[reportAttributeAccessIssue]
-    ops["deepspeed_shm_comm"] = False
     if not dist.is_initialized():
-        deepspeed.init_distributed(
-            dist_backend=backend or ("nccl" if device.type == "cuda" else "gloo"),
+        alone = os.environ.get("WORLD_SIZE") == "1"
+        dist.init_process_group(
+            backend or ("nccl" if device.type == "cuda" else "gloo"),
             timeout=COLLECTIVE_TIMEOUT,
-            auto_mpi_discovery=False,
-            verbose=False,
+            # bound to a device, torch splits later groups off this one, which a single rank has no use for
+            device_id=device if device.type == "cuda" and not alone else None,
         )
 
 
@@ -65,6 +47,25 @@ def leave_distributed() -> None:
     """Leave the process group, so that the process ends without a warning."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The device's own calls."""
+
+    empty_cache: Callable[[], None] = torch.cuda.empty_cache
+    synchronize: Callable[[torch.device], None] = torch.cuda.synchronize
+
+
+CUDA = DeviceMemory()
+
+
+def give_back(device: torch.device, memory: DeviceMemory = CUDA) -> None:
+    """Let other processes on this device have what this one does not use."""
+    if device.type == "cpu":
+        return
+    gc.collect()
+    memory.empty_cache()
 
 
 def seed_everything(seed: int, *, full_determinism: bool) -> None:

@@ -9,42 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
 from pathlib import Path
 
-from openrlhf.learner.checkpoint_dir import fresh_directory
-
-TAG = "deepspeed"
-UNIVERSAL_TAG = "deepspeed_universal"
-INFO = "learner.json"
+from openrlhf.learner.checkpoint import INFO
+from openrlhf.learner.zero.checkpoint import convert
 
 logger = logging.getLogger(__name__)
-
-
-def convert(folder: Path) -> Path:
-    """Write `deepspeed_universal` beside `deepspeed` in one learner's folder; complete or absent."""
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    from deepspeed.checkpoint import ds_to_universal
-
-    stage = json.loads((folder / INFO).read_text())["zero_stage"]
-    if stage == 0:
-        raise ValueError(f"{str(folder)!r} was written with `ds.zero_stage` 0: it loads at any world size as it is")
-    if (folder / UNIVERSAL_TAG).is_dir():  # complete, and a checkpoint never changes
-        return folder / UNIVERSAL_TAG
-    with fresh_directory(folder / UNIVERSAL_TAG) as out:
-        ds_to_universal.main(
-            argparse.Namespace(
-                input_folder=str(folder / TAG),
-                output_folder=str(out),
-                num_extract_workers=1,
-                num_merge_workers=1,
-                keep_temp_folder=False,
-                strict=True,
-                inject_missing_state=True,
-            )
-        )
-    return folder / UNIVERSAL_TAG
 
 
 def learner_folders(root: Path) -> list[Path]:
@@ -61,7 +32,7 @@ def main(arguments: list[str]) -> int:
     root = parser.parse_args(arguments).checkpoint
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     for folder in learner_folders(root):
-        logger.info("wrote %s", convert(folder))
+        logger.info("wrote %s", convert(folder, json.loads((folder / INFO).read_text())))
     return 0
 
 

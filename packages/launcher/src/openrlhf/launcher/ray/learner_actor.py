@@ -157,7 +157,6 @@ class LearnerActor:
         self.plan: BucketPlan | None = None
         self.bucket_bytes = 0
         self.skip_frozen = False
-        self.everywhere = False
         self.role = self.kind(Learner(spec), config, resolve=_fetch)
         self.role.learner.give_back()
 
@@ -168,7 +167,6 @@ class LearnerActor:
             if self.sender is not None:
                 self.sender.close()
             self.sender = transfer.sender(self.rank, max(bucket_bytes, largest))
-        self.everywhere = transfer.backend == "ipc"
         return None if self.sender is None else self.sender.open(world_size, generation)
 
     def connect_weight_group(self) -> None:
@@ -191,7 +189,7 @@ class LearnerActor:
 
         assert self.plan is not None, "plan_push() comes before push()"
         stream = self.role.learner.named_parameter_buckets(
-            self.bucket_bytes, skip_frozen=self.skip_frozen, everywhere=self.everywhere
+            self.bucket_bytes, skip_frozen=self.skip_frozen, wanted=self.sender is not None
         )
         try:
             send_or_drain(self.sender, stream, self.plan, version)

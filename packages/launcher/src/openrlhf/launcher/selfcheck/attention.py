@@ -49,7 +49,7 @@ def attention(folder: Path) -> Outcome:
 def _gradient(model: str, batch: Batch, device: torch.device, dtype: str, kernel: str, *, packed: bool) -> Tensor:
     """The gradient of a weighted sum of log-probs by all parameters, flat, float64 on the CPU."""
     ds = DsConfig(param_dtype=dtype, attn_implementation=kernel, packing_samples=packed)  # type: ignore[arg-type]
-    module = load_module(LearnerSpec(role=Role.POLICY, model_path=model, ds=ds, optim=OptimConfig()), {}, device)
+    module = load_module(LearnerSpec(role=Role.POLICY, model_path=model, ds=ds, optim=OptimConfig()), device)
     module.check_head(device)
     batch = batch.to(device)
     logprobs = module(build_inputs(batch, batch.action_mask, packed=packed)).primary

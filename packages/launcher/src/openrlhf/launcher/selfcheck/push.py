@@ -64,7 +64,7 @@ class Pair:
 
     def push(self, version: int) -> None:
         """One whole push."""
-        stream = self.trainer.learner.named_parameter_buckets(self.bucket_bytes, everywhere=self.backend == "ipc")
+        stream = self.trainer.learner.named_parameter_buckets(self.bucket_bytes)
         if self.backend != "gloo":  # vLLM's trainer engine in the sender calls the engine
             send_or_drain(self.sender, stream, self.plan, version)
             return

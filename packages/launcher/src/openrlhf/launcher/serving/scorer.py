@@ -39,7 +39,7 @@ class RewardScorer:
         self._packed = ds.packing_samples
         self._device = training_device()
         self._tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
-        self._module = load_module(LearnerSpec(role=Role.REWARD, model_path=model_path, ds=ds), {}, self._device)
+        self._module = load_module(LearnerSpec(role=Role.REWARD, model_path=model_path, ds=ds), self._device)
         self._mean, self._std = _statistics(self._module, model_path) if normalize else (0.0, 1.0)
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:

@@ -25,9 +25,6 @@ def train_supervised(config: SupervisedRun) -> int:
         check_at_first(config)
     except (OSError, ValueError) as error:
         return report_error(error)
-    from openrlhf.learner.setup import prepare_environment, training_device
-
-    prepare_environment(os.environ, training_device().type)  # DeepSpeed reads it when it is imported
     from openrlhf.launcher.supervised.session import run_session
 
     try:

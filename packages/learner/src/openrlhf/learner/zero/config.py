@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openrlhf.learner.spec import LearnerSpec
-from openrlhf.learner.tensor_parallel import layer_specs
+from openrlhf.learner.zero.tensor_parallel import layer_specs
 
 NEVER = 10**9
 """DeepSpeed's own progress lines are never wanted."""

@@ -112,8 +112,16 @@ class TensorParallel:
 
     @property
     def has_rank_0(self) -> bool:
-        """Whether the first rank of all, which writes and sends, is in this rank's group."""
+        """Whether the first rank of all, which writes, is in this rank's group."""
         return not dist.is_initialized() or dist.get_rank() < self.size
+
+    def any_wants(self, wanted: bool) -> bool:
+        """Whether a rank of the group wants something, which all of them then take part in. Collective over it."""
+        if self.group is None:
+            return wanted
+        seen = torch.tensor(float(wanted), device=self.device)
+        dist.all_reduce(seen, op=dist.ReduceOp.MAX, group=self.group)
+        return bool(seen)
 
     def whole(self, parameter: nn.Parameter, local: Tensor) -> Tensor:
         """The whole tensor of which `local` is this rank's shard, cut as `parameter` is. Collective over the group."""

@@ -4,38 +4,17 @@ Weights stay on the device, because they are scored with and sent between the ph
 and gradient buffers go. DeepSpeed 0.19.8 does this on stages 1 and 2; on stage 3 only for its own FusedAdam, and on
 stage 0 not at all, so there we move the tensors ourselves. With `--ds.adam_offload` master weights and optimiser states
 live in host memory and stay there. On a CPU there is nowhere to move to: everything here is a no-op.
-
-What is freed stays in torch's caching allocator, where no other process finds it: `give_back` empties that.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    """The device's own calls."""
-
-    empty_cache: Callable[[], None] = torch.cuda.empty_cache
-    synchronize: Callable[[torch.device], None] = torch.cuda.synchronize
-
-
-CUDA = DeviceMemory()
-
-
-def give_back(device: torch.device, memory: DeviceMemory = CUDA) -> None:
-    """Let other processes on this device have what this one does not use."""
-    if device.type == "cpu":
-        return
-    gc.collect()
-    memory.empty_cache()
+from openrlhf.learner.setup import CUDA, DeviceMemory, give_back
 
 
 def sleep(

@@ -1,0 +1,103 @@
+"""DeepSpeed's files in a learner's checkpoint: `deepspeed/`, and `deepspeed_universal/` for any number of ranks.
+
+The latter is made by `python -m openrlhf.learner.universal FOLDER`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from openrlhf.learner.checkpoint_dir import fresh_directory
+from openrlhf.learner.collective import rank_and_world
+from openrlhf.learner.spec import LearnerSpec
+
+TAG = "deepspeed"
+UNIVERSAL_TAG = "deepspeed_universal"
+STAGES = (
+    "stages 1 and 2 load each other's universal checkpoints (`ds.use_universal_ckpt`), 0 and 3 only their own; "
+    "keep the stage, or start anew from exported weights (`store.export`, `model_path`)"
+)
+_FLAGS = {
+    "zero_stage": "`ds.zero_stage`",
+    "optim": "`optim.optim`",
+    "param_dtype": "`ds.param_dtype`",
+    "tensor_parallel_size": "`ds.tensor_parallel_size`",
+}
+
+
+def layout(spec: LearnerSpec) -> dict[str, Any]:
+    """What the files depend on."""
+    assert spec.optim is not None, "only trained models have checkpoints"
+    return {
+        "zero_stage": spec.ds.zero_stage,
+        "optim": spec.optim.optim,
+        "param_dtype": spec.ds.param_dtype,
+        "tensor_parallel_size": spec.ds.tensor_parallel_size,
+    }
+
+
+def load(ds_engine: Any, spec: LearnerSpec, folder: Path, saved: Mapping[str, Any]) -> None:
+    """Restore from `folder`. Collective.
+
+    Raises:
+        ValueError: a checkpoint of another optimiser, dtype, ZeRO stage (universal ones: 1 and 2 are one) or, unless
+            universal or of stage 0, world size.
+    """
+    # stage 0 partitions nothing: its checkpoints fit any number of ranks as they are
+    universal = spec.ds.use_universal_ckpt and spec.ds.zero_stage > 0
+    _check(folder, {"tensor_parallel_size": 1, **saved}, layout(spec), universal=universal)  # older ones lack it
+    tag = UNIVERSAL_TAG if universal else TAG
+    loaded, _ = ds_engine.load_checkpoint(str(folder), tag=tag)
+    if loaded is None:
+        raise ValueError(f"DeepSpeed found no checkpoint in {str(folder / tag)!r}")
+
+
+def _check(folder: Path, saved: Mapping[str, Any], now: Mapping[str, Any], *, universal: bool) -> None:
+    # DeepSpeed's universal format for partitioned parameters is not the one for partitioned optimiser states.
+    interchangeable = universal and {saved["zero_stage"], now["zero_stage"]} <= {1, 2}
+    for name, flag in _FLAGS.items():
+        if saved[name] != now[name] and not (interchangeable and name == "zero_stage"):
+            raise ValueError(
+                f"the checkpoint {str(folder)!r} was written with {flag} {saved[name]!r}, this run has {now[name]!r}"
+                + (f": {STAGES}" if name == "zero_stage" else "")
+            )
+    convert = f"python -m openrlhf.learner.universal {folder}"
+    if universal and not (folder / UNIVERSAL_TAG).is_dir():
+        raise ValueError(f"{str(folder)!r} holds no universal checkpoint: make one with\n  {convert}")
+    _, world = rank_and_world()
+    if not universal and saved["world_size"] != world and now["zero_stage"] > 0:
+        raise ValueError(
+            f"the checkpoint {str(folder)!r} was written by {saved['world_size']} ranks, this run has {world}: run\n"
+            f"  {convert}\nand add `ds.use_universal_ckpt`"
+        )
+
+
+def convert(folder: Path, saved: Mapping[str, Any]) -> Path:
+    """Write `deepspeed_universal` beside `deepspeed` in one learner's folder; complete or absent.
+
+    saved: what the checkpoint was written with.
+    """
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    from deepspeed.checkpoint import ds_to_universal
+
+    if saved["zero_stage"] == 0:
+        raise ValueError(f"{str(folder)!r} was written with `ds.zero_stage` 0: it loads at any world size as it is")
+    if (folder / UNIVERSAL_TAG).is_dir():  # complete, and a checkpoint never changes
+        return folder / UNIVERSAL_TAG
+    with fresh_directory(folder / UNIVERSAL_TAG) as out:
+        ds_to_universal.main(
+            argparse.Namespace(
+                input_folder=str(folder / TAG),
+                output_folder=str(out),
+                num_extract_workers=1,
+                num_merge_workers=1,
+                keep_temp_folder=False,
+                strict=True,
+                inject_missing_state=True,
+            )
+        )
+    return folder / UNIVERSAL_TAG
