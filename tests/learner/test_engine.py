@@ -18,7 +18,6 @@ from openrlhf.learner.objective import PolicyObjective, ValueObjective
 from openrlhf.learner.spec import LearnerSpec, Role
 from support.learner_models import make_batch, plain_logprobs, save_tiny_model
 from support.learner_step_cases import make_spec, parameters
-from support.plain_backend import build_plain
 
 OBJECTIVE = PolicyObjective(config=PolicyLossConfig(), detach_old=True)
 
@@ -37,7 +36,11 @@ def without_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def spec(folder: Path, **changes: Any) -> LearnerSpec:
     made = make_spec(folder, micro=3, **changes)
-    return replace(made, batch=replace(made.batch, enable_ema=True, ema_beta=0.5, max_skipped_steps=2))
+    return replace(
+        made,
+        backend="support.plain_backend:build_plain",
+        batch=replace(made.batch, enable_ema=True, ema_beta=0.5, max_skipped_steps=2),
+    )
 
 
 def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -49,10 +52,10 @@ def test_scores_are_those_of_the_model(folder: Path) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(folder / "qwen3", attn_implementation="eager")
     batch = make_batch()
-    frozen = Learner(replace(spec(folder, role=Role.REFERENCE), optim=None), build_plain)
+    frozen = Learner(replace(spec(folder, role=Role.REFERENCE), optim=None))
     with torch.no_grad():
         want, entropy = plain_logprobs(model, batch)
-    for learner in (frozen, Learner(spec(folder), build_plain)):
+    for learner in (frozen, Learner(spec(folder))):
         scores = learner.score(batch, with_entropy=True)
         assert float((scores.logprobs - want).abs().max()) < 1e-5  # pyright: ignore[reportOptionalOperand]
         assert float((scores.entropy - entropy).abs().max()) < 1e-5  # pyright: ignore[reportOptionalOperand]
@@ -62,7 +65,7 @@ def test_a_step_is_one_exact_mean_clipped_once(folder: Path) -> None:
     """Gradient of the whole batch in one piece and torch's AdamW, against micro-batches of three."""
     from transformers import AutoModelForCausalLM
 
-    learner, batch = Learner(spec(folder), build_plain), make_batch()
+    learner, batch = Learner(spec(folder)), make_batch()
     model = AutoModelForCausalLM.from_pretrained(folder / "qwen3", dtype=torch.float32, attn_implementation="eager")
     logprobs, _ = plain_logprobs(model, batch)
     assert batch.advantages is not None
@@ -85,7 +88,7 @@ def test_a_step_is_one_exact_mean_clipped_once(folder: Path) -> None:
 
 
 def test_a_step_that_is_not_finite_is_skipped(folder: Path) -> None:
-    learner, batch = Learner(spec(folder), build_plain), make_batch()
+    learner, batch = Learner(spec(folder)), make_batch()
     assert batch.advantages is not None
     advantages = batch.advantages.clone()
     advantages[6, batch.action_mask[6].nonzero()[0]] = float("inf")
@@ -98,7 +101,7 @@ def test_a_step_that_is_not_finite_is_skipped(folder: Path) -> None:
 
 
 def test_a_critic_learns_its_returns(folder: Path) -> None:
-    learner = Learner(spec(folder, role=Role.CRITIC), build_plain)
+    learner = Learner(spec(folder, role=Role.CRITIC))
     batch = make_batch()
     batch = batch.with_(returns=torch.ones_like(batch.tokens, dtype=torch.float32))
     losses = []
@@ -110,7 +113,7 @@ def test_a_critic_learns_its_returns(folder: Path) -> None:
 
 
 def test_export_and_stream_hold_the_trained_weights(folder: Path, tmp_path: Path) -> None:
-    learner = Learner(spec(folder), build_plain)
+    learner = Learner(spec(folder))
     before = parameters(learner)
     learner.update(make_batch(), OBJECTIVE)
     after = parameters(learner)
@@ -126,7 +129,7 @@ def test_export_and_stream_hold_the_trained_weights(folder: Path, tmp_path: Path
 
 
 def test_resumed_equals_uninterrupted_bit_for_bit(folder: Path, tmp_path: Path) -> None:
-    straight, resumed = Learner(spec(folder), build_plain), Learner(spec(folder), build_plain)
+    straight, resumed = Learner(spec(folder)), Learner(spec(folder))
     straight.update(make_batch(seed=0), OBJECTIVE)
     straight.save_checkpoint(str(tmp_path))
     resumed.update(make_batch(seed=5), OBJECTIVE)
@@ -143,7 +146,7 @@ def test_sleep_reaches_the_backend_only_where_it_is_wanted(folder: Path) -> None
     engine: Any
     for enabled in (False, True):
         made = spec(folder)
-        learner = Learner(replace(made, ds=replace(made.ds, enable_sleep=enabled)), build_plain)
+        learner = Learner(replace(made, ds=replace(made.ds, enable_sleep=enabled)))
         engine = learner._engine
         learner.sleep()
         assert engine.asleep is enabled

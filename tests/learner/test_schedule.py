@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from openrlhf.learner.config import SCHEDULES, AdamConfig, OptimConfig
-from openrlhf.learner.optim import build_optimizer
 from openrlhf.learner.schedule import build_schedule, warmup_steps
+from openrlhf.learner.zero.optim import build_optimizer
 
 
 def rates(name: str, steps: int, *, warmup: float = 0.0, min_ratio: float = 0.1, base: float = 1.0) -> list[float]:
@@ -79,7 +79,7 @@ def test_n16_every_short_run_has_rates_and_trains(name: str, warmup: float, step
 def test_n16_every_name_works_with_every_optimiser_and_low_rates(
     name: str, config: OptimConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "openrlhf.learner.optim")
+    caplog.set_level(logging.INFO, "openrlhf.learner.zero.optim")
     optimizer = build_optimizer(TinyModule(), config)  # type: ignore[arg-type]
     said = "muon updates 1 matrices, AdamW the other 2 parameters"  # B122
     assert (said in caplog.text) is (config.optim == "muon")

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from openrlhf.core.batch import Batch
+from openrlhf.learner.engine import TrainingEngine
 from openrlhf.learner.models import load_module
 from openrlhf.learner.modules import LearnerModule, Readings
 from openrlhf.learner.packing import ModelInputs
@@ -104,7 +105,7 @@ class PlainEngine:
         return {"module": self.module, "optimizer": self._optimizer, "schedule": self._schedule}
 
 
-def build_plain(spec: LearnerSpec, device: torch.device) -> PlainEngine:
+def build_plain(spec: LearnerSpec, device: torch.device) -> TrainingEngine:
     """A `BuildEngine` for roles of one rank."""
     assert not dist.is_initialized() or dist.get_world_size() == 1, "a role has one rank here"
     return PlainEngine(load_module(spec, device), spec)

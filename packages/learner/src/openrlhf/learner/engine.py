@@ -1,12 +1,13 @@
 """`TrainingEngine`: what a `Learner` asks of the backend that holds its model and its optimiser.
 
 The backend of every run is DeepSpeed (`zero/`). Another one is an object with these methods and a function that makes
-it from a spec; `Learner` takes the function as an argument. A backend decides how parameters, gradients and optimiser
-states are spread over ranks; what is computed from a batch, and when, is the learner's affair.
+it from a spec, which `LearnerSpec.backend` names. A backend decides how parameters, gradients and optimiser states are
+spread over ranks; what is computed from a batch, and when, is the learner's affair.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,17 +24,22 @@ from openrlhf.learner.spec import LearnerSpec
 
 
 class TrainingEngine(Protocol):
-    """One rank of a model. Methods are collective over the ranks of the role unless they say so.
+    """One rank of a model. Methods are collective over the ranks of the role unless they say so."""
 
-    module: the model. Its parameters may be held in parts: their whole shapes and values come from `full_shape` and
-    `whole`.
-    data_group: the ranks that are given samples of their own, over which gradients are averaged; None: all of them.
-    waits_in_forward: whether a forward pass waits for the other ranks, so that all of them make the same number.
-    """
+    @property
+    def module(self) -> LearnerModule:
+        """The model. Its parameters may be in parts: whole shapes and values come from `full_shape` and `whole`."""
+        ...
 
-    module: LearnerModule
-    data_group: dist.ProcessGroup | None
-    waits_in_forward: bool
+    @property
+    def data_group(self) -> dist.ProcessGroup | None:
+        """The ranks that are given samples of their own, over which gradients are averaged; None: all of them."""
+        ...
+
+    @property
+    def waits_in_forward(self) -> bool:
+        """Whether a forward pass waits for the other ranks, so that all of them make the same number."""
+        ...
 
     # -- steps
 
@@ -121,3 +127,9 @@ BuildEngine = Callable[[LearnerSpec, torch.device], TrainingEngine]
 
 Raises ValueError for options that the backend would ignore or that would give wrong numbers.
 """
+
+
+def load_backend(name: str) -> BuildEngine:
+    """The function behind module:function."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)

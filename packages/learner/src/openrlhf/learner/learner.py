@@ -20,7 +20,7 @@ from openrlhf.learner import checkpoint, setup, weights
 from openrlhf.learner.batching import fixed_micro_batches, padded_micro_batches, token_micro_batches
 from openrlhf.learner.collective import Collective, MetricSums
 from openrlhf.learner.ema import MovingAverage
-from openrlhf.learner.engine import BuildEngine, TrainingEngine
+from openrlhf.learner.engine import load_backend
 from openrlhf.learner.export import export_hf
 from openrlhf.learner.heads import TokenDistribution
 from openrlhf.learner.lora import export_adapters, has_adapters
@@ -29,7 +29,6 @@ from openrlhf.learner.modules import Readings, evaluating
 from openrlhf.learner.objective import ModelOutputs, Objective
 from openrlhf.learner.packing import ModelInputs, build_inputs, build_last_token_inputs, has_images, with_probe
 from openrlhf.learner.spec import LearnerSpec, Role
-from openrlhf.learner.zero.engine import build_engine
 
 Metrics = dict[str, tuple[float, float]]
 
@@ -55,16 +54,16 @@ class NonFiniteStepError(RuntimeError):
 class Learner:
     """One rank. `init_distributed` must have run; every rank builds the same spec.
 
-    build: the backend. optimizer_steps: steps taken so far; skipped ones are not counted.
+    optimizer_steps: steps taken so far; skipped ones are not counted.
     image_probe: one row with an image, of which one token counts as sampled; needed where some micro-batches have
     images and others none (see `packing.with_probe`).
     """
 
-    def __init__(self, spec: LearnerSpec, build: BuildEngine = build_engine) -> None:
+    def __init__(self, spec: LearnerSpec) -> None:
         self.spec = spec
         self.device = setup.training_device()
         setup.seed_everything(spec.batch.seed, full_determinism=spec.batch.full_determinism_enable)
-        self._engine: TrainingEngine = build(spec, self.device)
+        self._engine = load_backend(spec.backend)(spec, self.device)
         self.module = self._engine.module
         with self._engine.on_device():
             self.module.check_head(self.device)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from openrlhf.core.batch import Batch
+from openrlhf.learner.engine import TrainingEngine
 from openrlhf.learner.models import load_module
 from openrlhf.learner.modules import LearnerModule, Readings
 from openrlhf.learner.packing import ModelInputs
@@ -147,7 +148,7 @@ class ZeroEngine:
         checkpoint.load(self.ds_engine, self.spec, folder, saved)
 
 
-def build_engine(spec: LearnerSpec, device: torch.device) -> ZeroEngine:
+def build_engine(spec: LearnerSpec, device: torch.device) -> TrainingEngine:
     """A `BuildEngine`: the model of `spec` on DeepSpeed."""
     plan = None
     if spec.tensor_parallel:
