@@ -17,6 +17,7 @@ from openrlhf.learner.modules import LearnerModule
 from openrlhf.learner.packing import build_inputs, with_probe
 from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.learner.weights import metadata
+from support.plain_backend import PlainEngine
 from support.vision_batches import image_batch, probe_of
 from support.vision_models import FAMILIES, vision_model
 
@@ -101,8 +102,9 @@ def test_suppressed_tokens_have_no_probability(models: Path, chunked: bool) -> N
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_frozen_encoder_is_neither_trained_nor_sent(models: Path, family: str) -> None:
     module = load(models / family, optim=OptimConfig(), freeze_visual_encoder=True)
-    sent = {info.name for info in metadata(module, skip_frozen=True)}
-    everything = {info.name for info in metadata(module, skip_frozen=False)}
+    engine = PlainEngine(module)
+    sent = {info.name for info in metadata(engine, skip_frozen=True)}
+    everything = {info.name for info in metadata(engine, skip_frozen=False)}
     assert sent < everything
     assert not any("vis" in name or "projector" in name for name in sent)
     assert any("vis" in name for name in everything - sent)
