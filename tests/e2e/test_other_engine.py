@@ -1,4 +1,4 @@
-"""The engine seam in a real run on Ray: an engine in plain PyTorch through the class that a flag names, no vLLM."""
+"""Both seams in a real run on Ray: engines and learners in plain PyTorch, which flags name; no vLLM, no DeepSpeed."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.ray.start import start_parts
 from openrlhf.launcher.resolve import resolve
 from openrlhf.launcher.trainer.loop import RunSummary, Trainer
+from openrlhf.learner.config import ZERO_BACKEND
 from openrlhf.rollout.engine import EngineControl, InferenceEngine
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.requests import GenerateRequest
@@ -34,6 +35,7 @@ from support.trainer_fakes import FakeSink
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
 
 STUB = "support.stub_engine:StubEngine"
+PLAIN = "support.plain_backend:build_plain"
 IS_AN_ENGINE: type[InferenceEngine] = StubEngine  # for the type checker
 
 
@@ -47,9 +49,10 @@ def cluster() -> Iterator[Cluster]:
         connected.close()
 
 
-def test_the_whole_loop_runs_with_another_engine(tmp_path: Path, cluster: Cluster) -> None:
+@pytest.mark.parametrize("ds_backend", [ZERO_BACKEND, PLAIN], ids=["deepspeed", "plain"])
+def test_the_whole_loop_runs_with_another_engine_and_backend(tmp_path: Path, cluster: Cluster, ds_backend: str) -> None:
     workspace = make_workspace(tmp_path, tiny_qwen3(tmp_path / "tiny"))
-    flags = [*workspace.flags, "--vllm.engine_class", STUB, "--actor.adam.lr", "1e-3"]
+    flags = [*workspace.flags, "--vllm.engine_class", STUB, "--ds.backend", ds_backend, "--actor.adam.lr", "1e-3"]
     config, _ = resolve(parse_train_ppo(flags), Machine(gpus=0))
     sink = FakeSink()
 

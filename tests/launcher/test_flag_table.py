@@ -78,7 +78,19 @@ def test_a_flag_outside_the_table_is_a_known_addition(name: str) -> None:
     assert additions == ADDITIONS[name]
 
 
-SUPERVISED = {"data.dropped_text", "train.max_skipped_steps", "train.dynamic_batch_enable", "train.max_tokens_per_gpu"}
+SUPERVISED = {
+    "data.dropped_text",
+    "ds.backend",
+    "train.max_skipped_steps",
+    "train.dynamic_batch_enable",
+    "train.max_tokens_per_gpu",
+}
+    "data.dropped_text",
+    "ds.backend",
+    "train.max_skipped_steps",
+    "train.dynamic_batch_enable",
+    "train.max_tokens_per_gpu",
+}
 ADDITIONS = {
     "train_ppo_ray": {
         "actor.loss_agg_mode",
@@ -90,6 +102,7 @@ ADDITIONS = {
         "critic.gradient_checkpointing_reentrant",
         "data.dropped_text",
         "data.overlong_prompts",
+        "ds.backend",
         "reward.api_key",
         "reward.timeout",
         "rollout.max_failed_fraction",

@@ -45,6 +45,7 @@ CASES = [
         "would not be trained",
     ),
     ("train_sft", f"{ANSWER} --optim muon --ds.adam_offload", "optim", "GPU only"),
+    ("train_sft", f"{ANSWER} --ds.backend none_such:build", "ds.backend", "no such function"),
     ("train_sft", f"{ANSWER} --muon.no_nesterov --optim muon", "muon.nesterov", "always uses"),
     (
         "train_sft",

@@ -36,15 +36,19 @@ def without_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def spec(folder: Path, **changes: Any) -> LearnerSpec:
     made = make_spec(folder, micro=3, **changes)
-    return replace(
-        made,
-        backend="support.plain_backend:build_plain",
-        batch=replace(made.batch, enable_ema=True, ema_beta=0.5, max_skipped_steps=2),
-    )
+    ds = replace(made.ds, backend="support.plain_backend:build_plain")
+    return replace(made, ds=ds, batch=replace(made.batch, enable_ema=True, ema_beta=0.5, max_skipped_steps=2))
 
 
 def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("name", ["none_such:build", "openrlhf.learner.engine:build", "json", ""])
+def test_a_backend_that_is_not_there_is_named(folder: Path, name: str) -> None:
+    made = make_spec(folder)
+    with pytest.raises(ValueError, match=f"`ds.backend` {name!r}: no such module:function"):
+        Learner(replace(made, ds=replace(made.ds, backend=name)))
 
 
 def test_scores_are_those_of_the_model(folder: Path) -> None:

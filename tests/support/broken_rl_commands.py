@@ -241,6 +241,8 @@ CASES = [
     ("""--vllm.engine_args '{"dtype": "half"}'""", "vllm.dtype", "has a flag of its own", ""),
     ("""--vllm.engine_args '{"logprobs_mode": "raw_logprobs"}'""", "vllm.engine_args", "processed log-probs", ""),
     ("--vllm.engine_class none_such:Engine", "vllm.engine_class", "no such class", ""),
+    ("--ds.backend none_such:build", "ds.backend", "no such function", ""),
+    ("--ds.backend json", "ds.backend", "no such function", "--ds.backend json:loads"),
     ("--vllm.engine_class json", "vllm.engine_class", "no such class", "--vllm.engine_class json:JSONDecoder"),
     (f"{RLOO} --train.colocate_all --vllm.num_engines 3", "vllm.num_engines", "--vllm.num_engines 8", ""),
     (

@@ -22,6 +22,8 @@ SCHEDULES = (
 """Learning-rate schedules: those that need nothing but the number of steps. reduce_lr_on_plateau and its like need a
 metric."""
 
+ZERO_BACKEND = "openrlhf.learner.zero.engine:build_engine"
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdamConfig:
@@ -138,6 +140,9 @@ class DsConfig:
     """Attribute name of the scalar head of critics and reward models. A name stored in the model's config wins."""
     use_universal_ckpt: bool = False
     """Load the checkpoint as a DeepSpeed universal checkpoint, which fits any number of ranks."""
+    backend: str = ZERO_BACKEND
+    """Function that makes the training engines, as module:function. Another backend than DeepSpeed is chosen here; it
+    is given the other --ds.* options."""
 
 
 @dataclass(frozen=True, kw_only=True)

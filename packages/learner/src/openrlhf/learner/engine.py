@@ -1,7 +1,7 @@
 """`TrainingEngine`: what a `Learner` asks of the backend that holds its model and its optimiser.
 
 The backend of every run is DeepSpeed (`zero/`). Another one is an object with these methods and a function that makes
-it from a spec, which `LearnerSpec.backend` names. A backend decides how parameters, gradients and optimiser states are
+it from a spec, which `ds.backend` names. A backend decides how parameters, gradients and optimiser states are
 spread over ranks; what is computed from a batch, and when, is the learner's affair.
 """
 
@@ -130,6 +130,9 @@ Raises ValueError for options that the backend would ignore or that would give w
 
 
 def load_backend(name: str) -> BuildEngine:
-    """The function behind module:function."""
+    """The function that `ds.backend` names. Raises ValueError where there is none."""
     module, _, function = name.partition(":")
-    return getattr(importlib.import_module(module), function)
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"`ds.backend` {name!r}: no such module:function: {error}") from error

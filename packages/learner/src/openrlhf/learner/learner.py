@@ -63,7 +63,7 @@ class Learner:
         self.spec = spec
         self.device = setup.training_device()
         setup.seed_everything(spec.batch.seed, full_determinism=spec.batch.full_determinism_enable)
-        self._engine = load_backend(spec.backend)(spec, self.device)
+        self._engine = load_backend(spec.ds.backend)(spec, self.device)
         self.module = self._engine.module
         with self._engine.on_device():
             self.module.check_head(self.device)

@@ -36,7 +36,6 @@ class LearnerSpec:
     freeze_visual_encoder: train only the language model and its head.
     suppressed_token_ids: tokens that sampling never gives (those that stand for images); they have no probability here
     either.
-    backend: the function that makes the engine, as module:function (a `BuildEngine` of `engine.py`).
     offload: keep a frozen model in host memory between calls.
     shares_device: engines or other roles have processes on the same device.
 
@@ -47,7 +46,6 @@ class LearnerSpec:
     role: Role
     model_path: str
     ds: DsConfig
-    backend: str = "openrlhf.learner.zero.engine:build_engine"
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig | None = None
     batch: TrainBatchConfig = field(default_factory=TrainBatchConfig)

@@ -24,6 +24,7 @@ SUPERVISED_RULES: tuple[Rule, ...] = (
     pipeline.liger_needs_gpu,
     pipeline.tensor_parallel,
     pipeline.fp16_needs_gpu,
+    pipeline.backend,
 )
 
 SERVE_RULES: tuple[Rule, ...] = (

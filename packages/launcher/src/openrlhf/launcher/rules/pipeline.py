@@ -13,6 +13,7 @@ from openrlhf.launcher.placement import engines_share
 from openrlhf.launcher.redaction import redact_value
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
 from openrlhf.launcher.terms import with_flags
+from openrlhf.learner.config import ZERO_BACKEND
 from openrlhf.rollout.config import VLLM_ENGINE
 from openrlhf.rollout.vllm.arguments import RESERVED_ENGINE_ARGS, unknown_argument, wrong_type
 
@@ -167,14 +168,24 @@ def engine_arguments(c: P, m: Machine) -> Found:
 
 
 def engine_class(c: P, m: Machine) -> Found:
-    """The engines' class can be imported, as far as can be seen without doing so."""
-    module, colon, name = c.vllm.engine_class.partition(":")
-    try:
-        found = bool(colon and name.isidentifier() and importlib.util.find_spec(module))
-    except (ImportError, ValueError):
-        found = False
-    if not found:
+    """The engines' class can be imported."""
+    if not _importable(c.vllm.engine_class):
         yield broken(c, "vllm.engine_class", "no such class", f"module:Class, as in {VLLM_ENGINE}")
+
+
+def backend(c: object, m: Machine) -> Found:
+    """The learner's backend can be imported."""
+    if not _importable(value_at(c, "ds.backend")):
+        yield broken(c, "ds.backend", "no such function", f"module:function, as in {ZERO_BACKEND}")
+
+
+def _importable(place: str) -> bool:
+    """Whether module:name can be imported, as far as can be seen without doing so."""
+    module, colon, name = place.partition(":")
+    try:
+        return bool(colon and name.isidentifier() and importlib.util.find_spec(module))
+    except (ImportError, ValueError):
+        return False
 
 
 RULES: tuple[Rule, ...] = (
@@ -192,4 +203,5 @@ RULES: tuple[Rule, ...] = (
     fp16_needs_gpu,
     engine_arguments,
     engine_class,
+    backend,
 )
