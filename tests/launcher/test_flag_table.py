@@ -85,12 +85,6 @@ SUPERVISED = {
     "train.dynamic_batch_enable",
     "train.max_tokens_per_gpu",
 }
-    "data.dropped_text",
-    "ds.backend",
-    "train.max_skipped_steps",
-    "train.dynamic_batch_enable",
-    "train.max_tokens_per_gpu",
-}
 ADDITIONS = {
     "train_ppo_ray": {
         "actor.loss_agg_mode",

@@ -85,11 +85,6 @@ def test_sample_over_the_budget_is_alone() -> None:
     assert token_micro_batches([10, 3, 3], 6, hidden_size=64) == [[0], [1, 2]]
 
 
-def test_min_count_splits_further() -> None:
-    assert len(token_micro_batches([2, 2, 2, 2], 100, hidden_size=64, min_count=3)) == 3
-    assert len(token_micro_batches([2], 100, hidden_size=64, min_count=3)) == 1
-
-
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 100), max_size=40), st.integers(1, 120))
 def test_token_plan_covers_each_sample_once_within_the_budget(lengths: list[int], budget: int) -> None:

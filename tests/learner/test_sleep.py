@@ -10,7 +10,7 @@ import torch
 
 from openrlhf.learner.config import DsConfig, OptimConfig
 from openrlhf.learner.learner import Learner
-from openrlhf.learner.setup import DeviceMemory, give_back
+from openrlhf.learner.setup import give_back
 from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.learner.zero.sleep import sleep, wake
 
@@ -20,18 +20,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWar
 GPU = torch.device("cuda")
 
 
-class Counted:
-    """The device's calls, counted."""
-
-    def __init__(self) -> None:
-        self.emptied = self.waited = 0
-        self.memory = DeviceMemory(empty_cache=self._empty, synchronize=self._wait)
-
-    def _empty(self) -> None:
-        self.emptied += 1
-
-    def _wait(self, device: torch.device) -> None:
-        self.waited += 1
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls that the device got."""
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("wait"))
+    return calls
 
 
 def engine(calls: list[dict[str, Any]]) -> SimpleNamespace:
@@ -54,11 +49,12 @@ def engine(calls: list[dict[str, Any]]) -> SimpleNamespace:
         (3, {"lp_grads", "contiguous_grad_buffer"}),
     ],
 )
-def test_deepspeed_is_asked_to_move_its_own_states_to_the_host(stage: int, names: set[str] | None) -> None:
+def test_deepspeed_is_asked_to_move_its_own_states_to_the_host(
+    stage: int, names: set[str] | None, asked: list[str]
+) -> None:
     calls: list[dict[str, Any]] = []
-    counted = Counted()
-    sleep(engine(calls), stage, GPU, memory=counted.memory)
-    assert counted.emptied == 1
+    sleep(engine(calls), stage, GPU)
+    assert asked == ["empty"]
     if names is None:
         assert calls == []
         return
@@ -85,22 +81,21 @@ def test_a_cpu_has_nothing_to_free() -> None:
     ],
 )
 def test_an_offloaded_optimiser_stays_in_host_memory(
-    stage: int, host_optimizer: bool, moved: list[str], monkeypatch: pytest.MonkeyPatch
+    stage: int, host_optimizer: bool, moved: list[str], monkeypatch: pytest.MonkeyPatch, asked: list[str]
 ) -> None:
     places: list[str] = []
     monkeypatch.setattr("openrlhf.learner.zero.sleep.move_states", lambda _, stage, device: places.append(device.type))
-    counted = Counted()
-    sleep(engine([]), stage, GPU, host_optimizer=host_optimizer, memory=counted.memory)
-    wake(engine([]), stage, GPU, host_optimizer=host_optimizer, memory=counted.memory)
+    sleep(engine([]), stage, GPU, host_optimizer=host_optimizer)
+    wake(engine([]), stage, GPU, host_optimizer=host_optimizer)
     assert places == moved
-    assert (counted.emptied, counted.waited) == (1, 1)
+    assert asked == ["empty", "wait"]
 
 
-def test_what_is_not_used_goes_back_to_the_device() -> None:
-    counted = Counted()
-    give_back(GPU, counted.memory)
-    give_back(torch.device("cpu"), counted.memory)
-    assert counted.emptied == 1
+def test_what_is_not_used_goes_back_to_the_device(asked: list[str]) -> None:
+    give_back(torch.device("cpu"))
+    assert asked == []
+    give_back(GPU)
+    assert asked == ["empty"]
 
 
 @pytest.mark.parametrize("role", Role)

@@ -60,19 +60,15 @@ def padded_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[i
     return [sorted(rows) for rows in plan]
 
 
-def token_micro_batches(
-    lengths: Sequence[int], max_tokens: int, *, hidden_size: int, min_count: int = 1
-) -> list[list[int]]:
+def token_micro_batches(lengths: Sequence[int], max_tokens: int, *, hidden_size: int) -> list[list[int]]:
     """The fewest micro-batches of at most `max_tokens` tokens each, then balanced by cost.
 
-    A sample longer than the budget is a micro-batch of its own. min_count: at least this many (as far as there are
-    samples), to match another rank.
+    A sample longer than the budget is a micro-batch of its own.
     """
     if not lengths:
         return []
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     count = len(_best_fit(lengths, order, max_tokens))
-    count = min(max(count, min_count), len(lengths))
     costs = [sample_cost(length, hidden_size) for length in lengths]
     balanced = partition_by_cost(costs, count)
     if all(_fits(share, lengths, max_tokens) for share in balanced):

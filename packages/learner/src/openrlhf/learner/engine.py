@@ -49,7 +49,6 @@ class TrainingEngine(Protocol):
 
     def check_batch(self, batch: Batch) -> None:
         """AssertionError where ranks that hold one model together were given different samples."""
-        ...
 
     def forward(self, inputs: ModelInputs, **options: Any) -> Readings:
         """Call the module (options: its own). Collective where `waits_in_forward`."""
@@ -69,11 +68,9 @@ class TrainingEngine(Protocol):
 
     def sleep(self) -> None:
         """Move training states to host memory; weights stay where they are. Twice is harmless."""
-        ...
 
     def wake(self) -> None:
         """Bring back what `sleep` moved. Must run before the next `update`."""
-        ...
 
     # -- whole tensors and their parts
 
@@ -112,14 +109,12 @@ class TrainingEngine(Protocol):
 
     def save(self, folder: Path) -> None:
         """Write parameters, optimiser states and schedule below `folder`."""
-        ...
 
     def load(self, folder: Path, saved: Mapping[str, Any]) -> None:
         """Restore them. saved: the `layout` that was written, and `world_size`.
 
         Raises ValueError when they do not fit, with the way out.
         """
-        ...
 
 
 BuildEngine = Callable[[LearnerSpec, torch.device], TrainingEngine]

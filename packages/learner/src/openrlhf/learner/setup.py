@@ -8,8 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -49,23 +47,12 @@ def leave_distributed() -> None:
         dist.destroy_process_group()
 
 
-@dataclass(frozen=True)
-class DeviceMemory:
-    """The device's own calls."""
-
-    empty_cache: Callable[[], None] = torch.cuda.empty_cache
-    synchronize: Callable[[torch.device], None] = torch.cuda.synchronize
-
-
-CUDA = DeviceMemory()
-
-
-def give_back(device: torch.device, memory: DeviceMemory = CUDA) -> None:
+def give_back(device: torch.device) -> None:
     """Let other processes on this device have what this one does not use."""
     if device.type == "cpu":
         return
     gc.collect()
-    memory.empty_cache()
+    torch.cuda.empty_cache()
 
 
 def seed_everything(seed: int, *, full_determinism: bool) -> None:

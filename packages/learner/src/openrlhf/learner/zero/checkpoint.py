@@ -21,12 +21,6 @@ STAGES = (
     "stages 1 and 2 load each other's universal checkpoints (`ds.use_universal_ckpt`), 0 and 3 only their own; "
     "keep the stage, or start anew from exported weights (`store.export`, `model_path`)"
 )
-_FLAGS = {
-    "zero_stage": "`ds.zero_stage`",
-    "optim": "`optim.optim`",
-    "param_dtype": "`ds.param_dtype`",
-    "tensor_parallel_size": "`ds.tensor_parallel_size`",
-}
 
 
 def layout(spec: LearnerSpec) -> dict[str, Any]:
@@ -59,10 +53,11 @@ def load(ds_engine: Any, spec: LearnerSpec, folder: Path, saved: Mapping[str, An
 def _check(folder: Path, saved: Mapping[str, Any], now: Mapping[str, Any], *, universal: bool) -> None:
     # DeepSpeed's universal format for partitioned parameters is not the one for partitioned optimiser states.
     interchangeable = universal and {saved["zero_stage"], now["zero_stage"]} <= {1, 2}
-    for name, flag in _FLAGS.items():
+    for name in now:
         if saved[name] != now[name] and not (interchangeable and name == "zero_stage"):
+            place = f"`optim.{name}`" if name == "optim" else f"`ds.{name}`"
             raise ValueError(
-                f"the checkpoint {str(folder)!r} was written with {flag} {saved[name]!r}, this run has {now[name]!r}"
+                f"the checkpoint {str(folder)!r} was written with {place} {saved[name]!r}, this run has {now[name]!r}"
                 + (f": {STAGES}" if name == "zero_stage" else "")
             )
     convert = f"python -m openrlhf.learner.universal {folder}"

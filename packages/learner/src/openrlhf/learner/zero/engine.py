@@ -22,7 +22,7 @@ from openrlhf.learner.schedule import build_schedule
 from openrlhf.learner.spec import LearnerSpec
 from openrlhf.learner.zero import checkpoint, partition, sleep
 from openrlhf.learner.zero.config import deepspeed_config
-from openrlhf.learner.zero.optim import RawClipping, build_optimizer, clip_factor, raw_clipping
+from openrlhf.learner.zero.optim import build_optimizer, clip_factor, raw_clipping
 from openrlhf.learner.zero.tensor_parallel import TensorParallel, check_model, check_world, shard_of
 
 
@@ -37,9 +37,9 @@ class ZeroEngine:
         self._device = device
         self.shards = TensorParallel(spec.ds.tensor_parallel_size, device)
         self.data_group = self.shards.data_group
-        self._raw_clipping: RawClipping | None = None
+        self._clip_raw: Callable[[], float] | None = None
         if spec.optim is not None and spec.optim.optim == "muon" and spec.ds.zero_stage > 0:
-            self._raw_clipping = raw_clipping(ds_engine.optimizer, spec.ds.zero_stage, spec.optim.max_norm)
+            self._clip_raw = raw_clipping(ds_engine.optimizer, spec.ds.zero_stage, spec.optim.max_norm)
 
     # -- steps
 
@@ -76,7 +76,7 @@ class ZeroEngine:
         """The optimiser's part of `update`."""
         if self.spec.ds.zero_stage == 0:
             return self._step_unpartitioned()
-        raw_norm = None if self._raw_clipping is None else self._raw_clipping.before_step()
+        raw_norm = None if self._clip_raw is None else self._clip_raw()
         self.ds_engine.step()
         norm = float(self.ds_engine.get_global_grad_norm()) if raw_norm is None else raw_norm
         return bool(self.ds_engine.was_step_applied()), norm

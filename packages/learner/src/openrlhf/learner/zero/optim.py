@@ -11,8 +11,9 @@ its step) and then measures and clips the update, which shrinks it to nothing. S
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -60,10 +61,8 @@ def matrix_ids(module: LearnerModule) -> set[int]:
     for owner in module.modules():
         if isinstance(owner, nn.Embedding):
             outside.update(id(p) for p in owner.parameters(recurse=False))
-    heads: Iterable[nn.Module | None] = (module.head, module.model.get_output_embeddings())
-    for head in heads:
-        if head is not None:
-            outside.update(id(p) for p in head.parameters())
+    for head in (module.head, module.model.get_output_embeddings()):
+        outside.update(id(p) for p in head.parameters()) if head is not None else None
     return {id(p) for p in module.parameters() if len(full_shape(p)) == 2 and id(p) not in outside}
 
 
@@ -95,17 +94,14 @@ def clip_factor(norm: float, max_norm: float) -> float:
     return max_norm / (norm + NORM_EPSILON) if 0.0 < max_norm < norm else 1.0
 
 
-class RawClipping(Protocol):
-    def before_step(self) -> float:
-        """Measure, clip and orthogonalise what needs it. Returns the norm before clipping; collective."""
-        ...
+def raw_clipping(zero_optimizer: Any, stage: int, max_norm: float) -> Callable[[], float]:
+    """For a ZeRO optimiser around Muon: what has to be called before its step.
 
-
-def raw_clipping(zero_optimizer: Any, stage: int, max_norm: float) -> RawClipping:
-    """For a ZeRO optimiser around Muon."""
+    It measures, clips and orthogonalises what needs it, and returns the norm before clipping; collective.
+    """
     if stage == 3:
-        return _PartitionedParameters(zero_optimizer, max_norm)
-    return _PartitionedOptimizer(zero_optimizer, max_norm)
+        return partial(_clip_partitions, zero_optimizer, max_norm)
+    return _PartitionedOptimizer(zero_optimizer, max_norm).before_step
 
 
 class _PartitionedOptimizer:
@@ -153,22 +149,15 @@ class _PartitionedOptimizer:
         return norm
 
 
-class _PartitionedParameters:
+@torch.no_grad()
+def _clip_partitions(zero: Any, max_norm: float) -> float:
     """Stage 3: gradients are still raw when its step begins."""
+    from deepspeed.runtime.utils import combine_grad_norm_groups
 
-    def __init__(self, zero_optimizer: Any, max_norm: float) -> None:
-        self._zero = zero_optimizer
-        self._max_norm = max_norm
-
-    @torch.no_grad()
-    def before_step(self) -> float:
-        from deepspeed.runtime.utils import combine_grad_norm_groups
-
-        zero = self._zero
-        zero.sub_groups_lacking_loss_scale.clear()
-        norm = float(combine_grad_norm_groups(zero._get_norm_groups())) / zero.loss_scale
-        factor = clip_factor(norm, self._max_norm)
-        if factor != 1.0 and norm != float("inf"):
-            for gradients in zero.averaged_gradients.values():
-                torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
-        return norm
+    zero.sub_groups_lacking_loss_scale.clear()
+    norm = float(combine_grad_norm_groups(zero._get_norm_groups())) / zero.loss_scale
+    factor = clip_factor(norm, max_norm)
+    if factor != 1.0 and norm != float("inf"):
+        for gradients in zero.averaged_gradients.values():
+            torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
+    return norm

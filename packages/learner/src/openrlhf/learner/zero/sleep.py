@@ -1,41 +1,41 @@
-"""Moving training states to host memory between training phases, and back (`--ds.enable_sleep`).
+"""Moving training states to host memory between training phases, and back (`ds.enable_sleep`).
 
 Weights stay on the device, because they are scored with and sent between the phases. Master weights, optimiser states
 and gradient buffers go. DeepSpeed 0.19.8 does this on stages 1 and 2; on stage 3 only for its own FusedAdam, and on
-stage 0 not at all, so there we move the tensors ourselves. With `--ds.adam_offload` master weights and optimiser states
+stage 0 not at all, so there we move the tensors ourselves. With `ds.adam_offload` master weights and optimiser states
 live in host memory and stay there. On a CPU there is nowhere to move to: everything here is a no-op.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from openrlhf.learner.setup import CUDA, DeviceMemory, give_back
+from openrlhf.learner.setup import give_back
 
 
-def sleep(
-    ds_engine: Any, stage: int, device: torch.device, *, host_optimizer: bool = False, memory: DeviceMemory = CUDA
-) -> None:
+def sleep(ds_engine: Any, stage: int, device: torch.device, *, host_optimizer: bool = False) -> None:
     """Free device memory. Calling it twice is harmless.
 
-    host_optimizer: master weights and optimiser states live in host memory anyway (`--ds.adam_offload`).
+    host_optimizer: master weights and optimiser states live in host memory anyway (`ds.adam_offload`).
     """
     if device.type == "cpu":
         return
     if stage > 0:
-        ds_engine.offload_states(include=_deepspeed_states(stage), **_to_cpu())
+        from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
+        from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as State
+
+        states = [State.lp_grads, State.contiguous_grad_buffer]
+        states += [] if stage == 3 else [State.optim_states, State.hp_params]
+        ds_engine.offload_states(include=states, device=OffloadDeviceEnum.cpu, pin_memory=False)
     if moves_own_states(stage, host_optimizer):
         move_states(ds_engine, stage, torch.device("cpu"))
-    give_back(device, memory)
+    give_back(device)
 
 
-def wake(
-    ds_engine: Any, stage: int, device: torch.device, *, host_optimizer: bool = False, memory: DeviceMemory = CUDA
-) -> None:
+def wake(ds_engine: Any, stage: int, device: torch.device, *, host_optimizer: bool = False) -> None:
     """Bring everything back that `sleep` moved. Must run before the next `update`."""
     if device.type == "cpu":
         return
@@ -43,7 +43,7 @@ def wake(
         ds_engine.reload_states()
     if moves_own_states(stage, host_optimizer):
         move_states(ds_engine, stage, device)
-    memory.synchronize(device)
+    torch.cuda.synchronize(device)
 
 
 def moves_own_states(stage: int, host_optimizer: bool) -> bool:
@@ -53,28 +53,9 @@ def moves_own_states(stage: int, host_optimizer: bool) -> bool:
 
 def move_states(ds_engine: Any, stage: int, device: torch.device) -> None:
     """Move optimiser states (and on stage 3 master weights) in place, so that every reference to them follows."""
-    for tensor in _own_states(ds_engine, stage):
-        tensor.data = tensor.data.to(device)
-
-
-def _own_states(ds_engine: Any, stage: int) -> Iterator[Tensor]:
-    if stage == 3:
-        yield from ds_engine.optimizer.fp32_partitioned_groups_flat
+    own = list(ds_engine.optimizer.fp32_partitioned_groups_flat) if stage == 3 else []
     for state in ds_engine.basic_optimizer.state.values():
         # AdamW's step counter has one element; its place decides nothing
-        yield from (value for value in state.values() if isinstance(value, Tensor) and value.numel() > 1)
-
-
-def _to_cpu() -> dict[str, Any]:
-    from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
-
-    return {"device": OffloadDeviceEnum.cpu, "pin_memory": False}
-
-
-def _deepspeed_states(stage: int) -> list[Any]:
-    """Which states DeepSpeed itself moves on this stage."""
-    from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as State
-
-    if stage == 3:
-        return [State.lp_grads, State.contiguous_grad_buffer]
-    return [State.optim_states, State.hp_params, State.lp_grads, State.contiguous_grad_buffer]
+        own += [value for value in state.values() if isinstance(value, Tensor) and value.numel() > 1]
+    for tensor in own:
+        tensor.data = tensor.data.to(device)
