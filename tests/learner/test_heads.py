@@ -130,7 +130,7 @@ def read(module: LearnerModule, batch: Batch, **options: Any) -> list[Any]:
 def load(path: Path, role: Role = Role.POLICY, *, lora: LoraConfig | None = None, **changes: Any) -> LearnerModule:
     ds = DsConfig(param_dtype="fp32", attn_implementation="sdpa", lora=lora or LoraConfig())
     spec = LearnerSpec(role=role, model_path=str(path), ds=ds, optim=OptimConfig(), **changes)
-    return load_module(spec, {}, CPU)
+    return load_module(spec, CPU)
 
 
 @pytest.mark.parametrize("entropy_gradient", [True, False])
