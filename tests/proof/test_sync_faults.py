@@ -33,17 +33,18 @@ from openrlhf.rollout.requests import GenerateRequest
 from openrlhf.rollout.sync_check import (
     CHECK_ROWS,
     FP32_TOLERANCE,
+    SyncError,
     Tolerance,
     answer_tokens,
     check_prompts,
-    mean_difference,
+    compare,
     measured_tolerance,
     noise_bits,
 )
 from openrlhf.rollout.weights.sender import WeightSender
 from openrlhf.rollout.weights.wire import plan_buckets, specs_of
 from support.rollout_engine import EngineHost
-from support.sync_faults import FAULTS
+from support.sync_faults import FAULTS, share_of
 from support.tiny_models import byte_tokenizer
 
 pytestmark = [pytest.mark.proof, pytest.mark.xdist_group("stack"), pytest.mark.timeout(1800)]
@@ -193,13 +194,21 @@ class Pair:
         self.sender.send([named], plan, self.version)
         receiving.result(60)
 
-    def check(self) -> tuple[float, Tolerance]:
-        """(difference, tolerance), as a run has them after a push."""
-        own = self.trainer.check_logprobs(self.rows)
-        error = mean_difference(own, self.host.call("engine", "score", self.rows))
-        if self.bits is None:
-            return error, Tolerance(value=FP32_TOLERANCE, source="float32")
-        return error, measured_tolerance(own, self.trainer.check_logprobs(self.rows, bits=self.bits), bits=self.bits)
+    def check(self) -> float:
+        """The difference after a push in units of what a run allows: above 1 it stops."""
+        own, scored = self.trainer.check_logprobs(self.rows), self.host.call("engine", "score", self.rows)
+        tolerance = Tolerance(value=FP32_TOLERANCE, source="float32")
+        if self.bits is not None:
+            rounded = self.trainer.check_logprobs(self.rows, bits=self.bits)
+            tolerance = measured_tolerance(own, rounded, bits=self.bits)
+        share = share_of(tolerance, own, scored)
+        try:
+            compare(own, scored, tolerance=tolerance, engine="engine")
+        except SyncError:
+            assert share > 1
+        else:
+            assert share <= 1
+        return share
 
 
 def figures(name: str, sound: list[float], found: dict[str, float]) -> str:
@@ -222,16 +231,14 @@ def test_sound_pushes_pass_and_faults_stop_the_run(tmp_path: Path, text: Tensor,
                 pair.step()
                 pair.sent.insert(0, pair.weights())
                 pair.push(pair.sent[0])
-                error, tolerance = pair.check()
-                sound.append(error / tolerance.value)
+                sound.append(pair.check())
             rng = random.Random(0)
             for name, fault in FAULTS.items():
                 for _ in range(FAULTS_EACH + (name == "scaled")):
                     spoiled = pair.weights()
                     what = fault(spoiled, pair.sent[1:], rng)
                     pair.push(spoiled)
-                    error, tolerance = pair.check()
-                    found[f"{name}: {what}"] = error / tolerance.value
+                    found[f"{name}: {what}"] = pair.check()
             pair.sender.close()
     finally:
         host.close()

@@ -66,6 +66,14 @@ def test_too_large_a_difference_names_engine_place_numbers_and_what_to_do() -> N
         assert part in message
 
 
+def test_one_token_far_off_is_too_much_where_the_mean_is_not() -> None:
+    trainer, engine = [[0.0, *[-1.0] * 100]], [[0.0, *[-1.0] * 99, -1.5]]
+    assert compare(trainer, engine, tolerance=Tolerance(value=0.006, rms=0.051, source="a test"), engine="e") == 0.005
+    message = r"allowed 0\.006 \(a test\); root mean square 0\.05, allowed 0\.049; largest"
+    with pytest.raises(SyncError, match=message):
+        compare(trainer, engine, tolerance=Tolerance(value=0.006, rms=0.049, source="a test"), engine="e")
+
+
 def test_nan_never_passes() -> None:
     with pytest.raises(SyncError, match="engine nan"):
         compare(
@@ -90,13 +98,14 @@ def test_noise_is_measured_one_bit_below_the_coarser_format_and_not_in_float32()
 def test_the_tolerance_is_a_multiple_of_what_rounding_does_to_the_trainer() -> None:
     own, rounded = [[0.0, -1.0, -2.0], [0.0, -3.0]], [[0.0, -1.01, -2.0], [0.0, -2.98]]
     found = measured_tolerance(own, rounded, bits=7)
-    assert found.value == pytest.approx(0.02)
+    assert found.value == pytest.approx(2 * 0.01)
+    assert found.rms == pytest.approx(2.5 * math.sqrt((0.01**2 + 0.02**2) / 3))
     assert found.source == "2 x 0.01, which is what rounding its layers to 7 bits does to the trainer"
 
 
 def test_a_model_that_is_sure_of_the_text_has_the_least_tolerance() -> None:
     found = measured_tolerance([[0.0, -1e-5]], [[0.0, -2e-5]], bits=7)
-    assert found.value == LEAST_TOLERANCE
+    assert (found.value, found.rms) == (LEAST_TOLERANCE, LEAST_TOLERANCE)
     assert found.source.startswith("the least in half precision; 2 x 1e-05")
 
 

@@ -11,6 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from openrlhf.rollout.sync_check import Tolerance, mean_difference, rms_difference
+
+
+def share_of(tolerance: Tolerance, trainer: Sequence[Sequence[float]], engine: Sequence[Sequence[float]]) -> float:
+    """How far the sides differ, in units of what the tolerance allows."""
+    share = mean_difference(trainer, engine) / tolerance.value
+    return share if tolerance.rms is None else max(share, rms_difference(trainer, engine) / tolerance.rms)
+
+
 Weights = Mapping[str, Tensor]
 Fault = Callable[[dict[str, Tensor], Sequence[Weights], random.Random], str]
 """Spoils the weights in place; gets the weights of earlier pushes, newest first. Returns what it did."""
@@ -23,6 +32,11 @@ def matrices(weights: Weights) -> list[str]:
     return [name for name, tensor in weights.items() if tensor.dim() == 2]
 
 
+def unnormalised(weights: Weights) -> list[str]:
+    """Those of which no norm undoes a factor, as Qwen3 has it behind queries and keys."""
+    return [name for name in matrices(weights) if name.replace("_proj.", "_norm.") not in weights]
+
+
 def zeroed(weights: dict[str, Tensor], earlier: Sequence[Weights], rng: random.Random) -> str:
     """A tensor that was allocated and never written."""
     name = rng.choice(list(weights))
@@ -32,8 +46,7 @@ def zeroed(weights: dict[str, Tensor], earlier: Sequence[Weights], rng: random.R
 
 def scaled(weights: dict[str, Tensor], earlier: Sequence[Weights], rng: random.Random) -> str:
     """A factor that one side does not apply, as alpha / rank of an adapter or the 1 that Gemma adds to its norms."""
-    names = [n for n in matrices(weights) if n.replace("_proj.", "_norm.") not in weights]  # a norm undoes a factor
-    name, factor = rng.choice(names), rng.choice([0.5, 2.0])
+    name, factor = rng.choice(unnormalised(weights)), rng.choice([0.5, 2.0])
     weights[name] = weights[name] * factor
     return f"{name} x {factor}"
 
@@ -70,8 +83,8 @@ def interleaved(weights: dict[str, Tensor], earlier: Sequence[Weights], rng: ran
 
 
 def misread(weights: dict[str, Tensor], earlier: Sequence[Weights], rng: random.Random) -> str:
-    """The bits of bfloat16 read as float16."""
-    name = rng.choice(matrices(weights))
+    """The bits of bfloat16 read as float16: a factor, nearly."""
+    name = rng.choice(unnormalised(weights))
     dtype = weights[name].dtype
     weights[name] = weights[name].to(torch.bfloat16).view(torch.float16).to(dtype).nan_to_num(0.0)
     return name

@@ -16,7 +16,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-CHECK_ROWS = 8
+CHECK_ROWS = 16
 PROMPT_TOKENS = 32
 """Of each prompt."""
 ANSWER_TOKENS = 32
@@ -24,8 +24,10 @@ ANSWER_TOKENS = 32
 SIGNIFICANT_BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
 FP32_TOLERANCE = 1e-3
 NOISE_FACTOR = 2.0
-"""Largest sound difference, in units of what one bit less in every layer does. Sound engines show 0.3 to 0.7; two
-independent roundings per layer would give 0.6."""
+"""Largest mean difference of a sound push, in units of what one bit less in every layer does; two independent roundings
+per layer give 0.6."""
+NOISE_FACTOR_RMS = 2.5
+"""The same of the root mean square, which sees a few tokens that are far off (an expert that few of them go to)."""
 LEAST_TOLERANCE = 2e-3
 """For a model so sure of the text that rounding hardly moves its log-probs."""
 BLIND_TOLERANCE = 0.05
@@ -38,10 +40,15 @@ class SyncError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """Largest mean |log-prob difference| of a sound push, and where the number comes from, in words."""
+    """What a sound push may differ by.
+
+    value: largest mean |log-prob difference|. rms: largest root mean square of the differences; None: any.
+    source: where the numbers come from, in words.
+    """
 
     value: float
     source: str
+    rms: float | None = None
 
 
 def check_sequences(vocab_size: int, rows: int = 4, tokens: int = 16) -> list[list[int]]:
@@ -94,7 +101,7 @@ def measured_tolerance(own: Sequence[Sequence[float]], rounded: Sequence[Sequenc
 
     Raises SyncError when the trainer's log-probs are not finite.
     """
-    noise = mean_difference(own, rounded)
+    noise, rms = mean_difference(own, rounded), rms_difference(own, rounded)
     if not math.isfinite(noise):
         raise SyncError("sync check: the trainer's own log-probs are not finite, so there is nothing to compare with")
     if noise == 0:
@@ -102,13 +109,24 @@ def measured_tolerance(own: Sequence[Sequence[float]], rounded: Sequence[Sequenc
     source = f"{NOISE_FACTOR:g} x {noise:.3g}, which is what rounding its layers to {bits} bits does to the trainer"
     if NOISE_FACTOR * noise < LEAST_TOLERANCE:
         source = f"the least in half precision; {source}"
-    return Tolerance(value=max(NOISE_FACTOR * noise, LEAST_TOLERANCE), source=source)
+    value, largest_rms = (max(n, LEAST_TOLERANCE) for n in (NOISE_FACTOR * noise, NOISE_FACTOR_RMS * rms))
+    return Tolerance(value=value, rms=largest_rms, source=source)
 
 
 def mean_difference(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> float:
     """Mean |difference| of two scorings in nats, over all tokens but each row's first, which has no prefix."""
-    pairs = [pair for a, b in zip(first, second, strict=True) for pair in zip(a[1:], b[1:], strict=True)]
-    return math.fsum(abs(a - b) for a, b in pairs) / len(pairs)
+    found = _differences(first, second)
+    return math.fsum(found) / len(found)
+
+
+def rms_difference(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> float:
+    """Root mean square of the same differences."""
+    found = _differences(first, second)
+    return math.sqrt(math.fsum(d * d for d in found) / len(found))
+
+
+def _differences(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> list[float]:
+    return [abs(a - b) for one, two in zip(first, second, strict=True) for a, b in zip(one[1:], two[1:], strict=True)]
 
 
 def compare(
@@ -123,17 +141,18 @@ def compare(
             f"sync check of {engine}: {[len(r) for r in trainer]} tokens from the trainer, "
             f"{[len(r) for r in engine_scores]} from the engine"
         )
-    mean = mean_difference(trainer, engine_scores)
-    if mean <= tolerance.value:
+    mean, rms = mean_difference(trainer, engine_scores), rms_difference(trainer, engine_scores)
+    if mean <= tolerance.value and (tolerance.rms is None or rms <= tolerance.rms):
         return mean
     places = [(row, position) for row, values in enumerate(trainer) for position in range(1, len(values))]
-    differences = [abs(trainer[row][position] - engine_scores[row][position]) for row, position in places]
+    differences = _differences(trainer, engine_scores)
     worst = max(range(len(places)), key=lambda i: differences[i] if math.isfinite(differences[i]) else math.inf)
     row, position = places[worst]
+    squares = "" if tolerance.rms is None else f"; root mean square {rms:.3g}, allowed {tolerance.rms:.3g}"
     raise SyncError(
         f"after the weight push {engine} does not compute what the trainer computes: mean |log-prob difference| "
-        f"{mean:.3g} over {len(places)} tokens, allowed {tolerance.value:.3g} ({tolerance.source}); largest at "
-        f"sequence {row}, token {position}: trainer {trainer[row][position]:.6g}, engine "
+        f"{mean:.3g} over {len(places)} tokens, allowed {tolerance.value:.3g} ({tolerance.source}){squares}; "
+        f"largest at sequence {row}, token {position}: trainer {trainer[row][position]:.6g}, engine "
         f"{engine_scores[row][position]:.6g}. A weight is missing, stale or in the wrong place in the engine, or "
         "`engine.engine_args` change what it computes: leave them out, and try out pushes on this machine "
         "(`openrlhf-launch selfcheck`). A wanted difference, as of a quantised engine, is allowed by `sync_tolerance`"
