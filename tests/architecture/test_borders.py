@@ -124,6 +124,16 @@ def test_library_has_one_home(graph, library):
     assert not {name for name in importers if not any(is_below(name, home) for home in HOMES[library])}
 
 
+def test_the_learners_backend_is_chosen_by_name_alone(graph):
+    importers = {
+        importer
+        for module in below(graph, "openrlhf.learner.zero")
+        for importer in graph.find_modules_that_directly_import(module)
+        if not is_below(importer, "openrlhf.learner.zero")
+    }
+    assert importers == {"openrlhf.learner.universal"}  # the command that converts DeepSpeed's checkpoints
+
+
 def test_deepspeeds_attributes_are_known_to_its_backend_alone():
     found = {}
     for file in (ROOT / "packages").glob("*/src/openrlhf/**/*.py"):

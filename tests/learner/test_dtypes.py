@@ -8,6 +8,7 @@ import torch
 from openrlhf.learner.config import DsConfig, OptimConfig
 from openrlhf.learner.heads import ScalarHead
 from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.learner.zero.engine import check_wrapper
 from support.learner_ranks import RankResults, result
 
 RANK_CASES = {1: ["wrapper", "bf16_critic"]}
@@ -19,7 +20,20 @@ RANK_CASES = {1: ["wrapper", "bf16_critic"]}
 def test_an_unknown_wrapper_ends_the_start(ranks: RankResults) -> None:
     (said,) = result(ranks, "wrapper", 1)
     assert "made a BF16_Optimizer" in said
+    assert "needed DeepSpeedZeroOptimizer (known are AdamW, MuonWithAuxAdam, FP16_UnfusedOptimizer" in said
     assert "`ds.zero_stage` 2" in said
+
+
+# DeepSpeed 0.19.8 compiles helpers with torch.jit when it is imported
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("stage", range(4))
+def test_each_stage_has_wrappers_of_its_own(stage: int) -> None:
+    own = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+    if stage == 0:
+        check_wrapper(own, stage)
+        own = torch.optim.SGD(own.param_groups[0]["params"])
+    with pytest.raises(ValueError, match=f"made a {type(own).__name__} of the optimiser for `ds.zero_stage` {stage}"):
+        check_wrapper(own, stage)
 
 
 @pytest.mark.parametrize(
