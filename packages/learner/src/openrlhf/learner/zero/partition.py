@@ -31,7 +31,8 @@ def gather_with_readers(module: LearnerModule) -> None:
     """Let ZeRO-3 gather parameters for the calls of those who read them without calling the module they belong to.
 
     Its hooks gather what belongs to a called module. A layer with a state reads the weight of its convolution, and a
-    `TokenHead` that of the output layer.
+    `TokenHead` that of the output layer. DeepSpeed notices such a read in an eager forward pass of its engine, not in
+    one that is compiled or repeated in the backward pass.
     """
     from deepspeed.runtime.zero import register_external_parameter
 
