@@ -4,7 +4,7 @@ python scripts/way_of_data.py -- python examples/quickstart/run.py --steps 3 --o
 
 Every Python process of the command notes which of our functions start. Counted is the second step, from the first
 prompt that is drawn to the last policy loss that is computed: start-up, weight push and logging lie outside, as does
-how a prompt is read from its file (launcher/data). What merely runs at the same time, by the clock, is counted too.
+what reads a prompt from its file. What merely runs at the same time, by the clock, is counted too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 
 FIRST = "openrlhf/launcher/data/sampler.py:PromptSampler.next"
 """A prompt is drawn."""
-READING = "openrlhf/launcher/data/"
 LAST = "openrlhf/learner/objective.py:PolicyObjective.__call__"
 """The loss of a micro-batch is computed."""
 
@@ -30,6 +29,12 @@ SEEN = {}
 OUT = os.open(os.path.join(os.environ["WAY_OF_DATA"], str(os.getpid())), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 EVERY = 2_000_000  # nanoseconds between two notes of one function
 GENERATORS = 0x20 | 0x80 | 0x200  # generators, coroutines, asynchronous generators
+
+
+def read(frame):
+    while frame is not None and frame.f_code.co_qualname != "PromptSampler.next":
+        frame = frame.f_back
+    return frame is not None
 
 
 def note(frame, event, arg):
@@ -43,7 +48,7 @@ def note(frame, event, arg):
         known = SEEN[code] = [f"{place}:{code.co_qualname}" if place else "", 0]
     if known[0]:
         now = time.time_ns()
-        if now - known[1] > EVERY:
+        if now - known[1] > EVERY and not read(frame.f_back):
             known[1] = now
             os.write(OUT, f"{now} {known[0]}\\n".encode())
 
@@ -99,7 +104,7 @@ def second_step(calls: list[Call]) -> list[Call]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", nargs="+", help="a training command, after --; Python 3.11 or later")
-    way = [call for call in second_step(record(parser.parse_args().command)) if not call.place.startswith(READING)]
+    way = second_step(record(parser.parse_args().command))
     functions: dict[str, dict[str, int]] = defaultdict(dict)
     for call in way:
         file, _, name = call.place.partition(":")
