@@ -67,11 +67,13 @@ def transposed(weights: dict[str, Tensor], earlier: Sequence[Weights], rng: rand
 
 
 def truncated(weights: dict[str, Tensor], earlier: Sequence[Weights], rng: random.Random) -> str:
-    """The second half of the rows, a tensor-parallel shard, is missing."""
+    """Half of the rows of a layer, the share of one of two tensor-parallel ranks, is missing."""
     name = rng.choice(matrices(weights))
-    weights[name] = weights[name].clone()
-    weights[name][len(weights[name]) // 2 :] = 0
-    return name
+    layer = name[: name.index(".", len("model.layers.")) + 1] if name.startswith("model.layers.") else name
+    for part in (n for n in matrices(weights) if n.startswith(layer)):
+        weights[part] = weights[part].clone()
+        weights[part][len(weights[part]) // 2 :] = 0
+    return f"{layer}*"
 
 
 def interleaved(weights: dict[str, Tensor], earlier: Sequence[Weights], rng: random.Random) -> str:
