@@ -12,8 +12,10 @@ import pytest
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.ray import start
+from openrlhf.launcher.ray.weight_push import CheckPlan
 from openrlhf.launcher.resolve import resolve
 from openrlhf.learner.spec import Role
+from openrlhf.rollout.sync_check import Tolerance, check_sequences
 from support.broken_rl_commands import BASE
 from support.launcher_flags import parse_train_ppo
 
@@ -94,3 +96,30 @@ def test_ranks_know_whether_they_share_their_device(line: str, sharing: list[str
 def test_full_determinism_reaches_the_engines() -> None:
     for line, asked in (("--train.full_determinism_enable", True), ("", False)):
         assert start.engine_specs(config_of(line), gpus=8)[0].full_determinism is asked
+
+
+class Prompts(list[str]):
+    def item(self, index: int) -> SimpleNamespace:
+        return SimpleNamespace(prompt=self[index])
+
+
+def plan_of(prompts: list[str], line: str = "", gpus: int = 8) -> CheckPlan:
+    """The check of a run whose tokens are characters."""
+    tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: [ord(c) for c in text])
+    suppressed = SimpleNamespace(suppressed=(ord("#"),))
+    prepared: Any = SimpleNamespace(prompts=Prompts(prompts), tokenizer=tokenizer, vision=suppressed, vocab_size=256)
+    return start.check_plan(config_of(f"--data.max_len 100 {line}", gpus), prepared)
+
+
+def test_the_sync_check_takes_text_from_the_first_prompts() -> None:
+    plan = plan_of([f"a#{i}" for i in range(20)])
+    assert ["".join(map(chr, ids)) for ids in plan.prompts] == [f"a{i}" for i in range(16)]
+    assert (plan.answer_tokens, plan.tolerance, plan.bits) == (32, None, 7)
+    assert plan_of(["#", ""]).prompts == check_sequences(256)
+
+
+def test_the_tolerance_of_the_sync_check_is_the_users_or_that_of_fp32() -> None:
+    given = plan_of(["a"], "--vllm.sync_tolerance 0.25").tolerance
+    assert given == Tolerance(value=0.25, source="--vllm.sync_tolerance 0.25")
+    fp32 = plan_of(["a"], gpus=0)
+    assert (fp32.tolerance, fp32.bits) == (Tolerance(value=1e-3, source="--vllm.sync_tolerance 0.001"), None)

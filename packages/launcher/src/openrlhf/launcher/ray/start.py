@@ -54,7 +54,7 @@ from openrlhf.launcher.vision import VisionModel
 from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.rollout.engine import engine_class
 from openrlhf.rollout.engine_spec import EngineSpec
-from openrlhf.rollout.sync_check import CHECK_ROWS, Tolerance, answer_tokens, check_prompts, noise_bits
+from openrlhf.rollout.sync_check import CHECK_ROWS, Tolerance, answer_tokens, check_prompts, check_sequences, noise_bits
 
 log = logging.getLogger(__name__)
 
@@ -111,14 +111,14 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
 
 
 def check_plan(config: TrainPPOConfig, prepared: Prepared) -> CheckPlan:
-    """The sync check, on the first prompts of the run's file."""
+    """The sync check, on the first prompts of the run's file; where those are empty, on tokens of no meaning."""
     max_len, fixed = config.data.max_len, config.vllm.sync_tolerance
     items = (prepared.prompts.item(i) for i in range(min(CHECK_ROWS, len(prepared.prompts))))
     prompts = check_prompts(
         [prepared.tokenizer.encode(item.prompt, add_special_tokens=False) for item in items],
         max_len=max_len,
         without=() if prepared.vision is None else prepared.vision.suppressed,
-    )
+    ) or check_prompts(check_sequences(prepared.vocab_size), max_len=max_len)
     return CheckPlan(
         prompts=prompts,
         answer_tokens=answer_tokens(prompts, max_len=max_len),
