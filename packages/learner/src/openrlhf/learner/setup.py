@@ -23,12 +23,24 @@ def training_device() -> torch.device:
     return torch.device("cpu")
 
 
+def prepare_environment(env: dict[str, str] | os._Environ[str], device_type: str) -> None:
+    """What the libraries read from the environment when they are imported. Values already set are kept."""
+    env.setdefault("LOCAL_RANK", "0")
+    env.setdefault("LOCAL_WORLD_SIZE", "1")
+    env.setdefault("LOCAL_SIZE", env["LOCAL_WORLD_SIZE"])
+    if device_type == "cpu":
+        env.setdefault("DS_ACCELERATOR", "cpu")  # transformers may import DeepSpeed, which warns that it found no other
+        # Importing DeepSpeed's Muon compiles its kernels with a C++ compiler: 35 s per shape on a CPU, for nothing.
+        env.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+
 def init_distributed(backend: str | None = None) -> None:
     """Join the process group of this role; does nothing when this process already has.
 
     backend: gloo or nccl; None takes nccl on GPUs and gloo on a CPU.
     """
     device = training_device()
+    prepare_environment(os.environ, device.type)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():

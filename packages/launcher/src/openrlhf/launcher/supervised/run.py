@@ -25,6 +25,9 @@ def train_supervised(config: SupervisedRun) -> int:
         check_at_first(config)
     except (OSError, ValueError) as error:
         return report_error(error)
+    from openrlhf.learner.setup import prepare_environment, training_device
+
+    prepare_environment(os.environ, training_device().type)  # before anything imports DeepSpeed
     from openrlhf.launcher.supervised.session import run_session
 
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,21 +160,15 @@ def build_engine(spec: LearnerSpec, device: torch.device) -> TrainingEngine:
     config = deepspeed_config(spec, device_type=device.type, tp_plan=plan)
     wrapped = spec.trained or spec.zero3 or spec.tensor_parallel
     if wrapped:
-        start_deepspeed(device)
+        start_deepspeed()
     module = load_module(spec, device, loading=partition.loading(config) if spec.zero3 else None)
     if spec.zero3:
         partition.gather_with_readers(module)
     return ZeroEngine(spec, module, _initialize(spec, module, config) if wrapped else None, device)
 
 
-def start_deepspeed(device: torch.device) -> None:
-    """Import DeepSpeed as this kind of device needs it, and let it see the process group. Twice is harmless."""
-    environment = os.environ
-    environment.setdefault("LOCAL_SIZE", environment.get("LOCAL_WORLD_SIZE", "1"))
-    if device.type == "cpu":
-        environment.setdefault("DS_ACCELERATOR", "cpu")
-        # Importing Muon compiles its kernels with a C++ compiler: 35 s per shape on a CPU, for nothing.
-        environment.setdefault("TORCHDYNAMO_DISABLE", "1")
+def start_deepspeed() -> None:
+    """Import DeepSpeed and let it see the process group. Twice is harmless."""
     import deepspeed
     import deepspeed.ops
 
