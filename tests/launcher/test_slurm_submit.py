@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from openrlhf.launcher.slurm.node import from_json, to_json
+from openrlhf.launcher.slurm.node import from_json
 from openrlhf.launcher.slurm.options import read_options
 from openrlhf.launcher.slurm.requeue import decide, newest_step
 from openrlhf.launcher.slurm.runner import NodeSpec
 from openrlhf.launcher.slurm.sbatch_arguments import OptionError
-from openrlhf.launcher.slurm.submit import _parser, main, make_spec
+from openrlhf.launcher.slurm.submit import _parser, main, make_check, make_spec
 from openrlhf.launcher.slurm.sweep import combinations, run_flags
 
 FLAGS = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "p", "--reward.remote_url", "r.py"]
@@ -100,9 +101,9 @@ def test_spec_names_no_checkpoint_b103() -> None:
 
 def test_arguments_survive_the_way_to_the_node_b105() -> None:
     spec = NodeSpec(command=("trainer", *NASTY))
-    assert from_json(to_json(spec)) == spec
+    assert from_json(spec.node_command()[-1]) == spec
     shown = subprocess.run(
-        [sys.executable, "-c", "import sys; print(ascii(sys.argv[1]))", to_json(spec)],
+        [sys.executable, "-c", "import sys; print(ascii(sys.argv[1]))", spec.node_command()[-1]],
         capture_output=True,
         text=True,
         timeout=60,
@@ -161,6 +162,28 @@ def test_in_allocation_needs_a_job(capsys: pytest.CaptureFixture[str], monkeypat
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert main(["--in-allocation", "--", *FLAGS]) == 2
     assert "this is no Slurm job" in capsys.readouterr().err
+
+
+def test_selfcheck_runs_on_every_node_and_is_not_requeued(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("submitit")
+    from openrlhf.launcher.slurm.in_allocation import step_command
+
+    read = options("--selfcheck", "--nodes", "2", "--python", "/p y")
+    check = make_check(read, ["--only", "versions"])
+    assert check.node_command() == ["/p y", "-m", "openrlhf.launcher.main", "selfcheck", "--only", "versions"]
+    assert pickle.loads(pickle.dumps(check)) == check
+    monkeypatch.setattr("openrlhf.launcher.slurm.in_allocation.shutil.which", lambda _: "/usr/bin/srun")
+    step = step_command(read, check.node_command(), {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]"})
+    assert step[:4] == ["srun", "--overlap", "--ntasks-per-node=1", "--nodes=2"]
+    assert step[-6:] == check.node_command()
+    assert main(["--selfcheck", "--nodes", "2", "--dry-run", "--", "--only", "versions"]) == 0
+    script = capsys.readouterr().out
+    assert "#SBATCH --no-requeue" in script
+    assert "#SBATCH --nodes=2" in script
+    assert main(["--selfcheck", "--", "--only", "version"]) == 2
+    assert "--selfcheck: --only 'version': there is no such row" in capsys.readouterr().err
 
 
 def test_requeue_is_capped_and_needs_progress(tmp_path: Path) -> None:

@@ -133,6 +133,18 @@ def test_a_sweep_is_a_job_array(desk: Desk) -> None:
     )
 
 
+def test_selfcheck_on_every_node(desk: Desk) -> None:
+    where = ["--nodes", "2", "--cpus-per-task", "1", "--env", f"XDG_CACHE_HOME={desk.folder}"]
+    words = ["--selfcheck", *where, "--parsable", "--wait", "--", "--only", "versions", "ranks"]
+    job = desk.launch("slurm", *words, timeout=START_SECONDS).stdout.strip()
+    for node in range(2):
+        log = desk.log(job, node)
+        assert re.search(r"^ok +versions +torch ", log, re.MULTILINE)
+        assert re.search(r"^skipped ranks +needs 2 GPUs", log, re.MULTILINE)
+    (state,) = read_states([job])
+    assert (state.state, state.exit_code) == ("COMPLETED", 0)
+
+
 def test_script_is_accepted_and_clean(desk: Desk) -> None:
     options = ["--nodes", "2", "--gpus-per-node", "h100:2", "--job-name", "a b", "--env", "A=it's", "--setup", "true"]
     asked = desk.launch("slurm", *options, "--test-only", "--", *desk.flags)

@@ -75,7 +75,7 @@ class EngineActor(EngineControl):
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
 
-def engine_actor() -> Any:
+def engine_actor(kind: type[EngineActor] = EngineActor) -> Any:
     """The Ray actor class of engines; `.options(...).remote()` makes one."""
     remote: Any = ray.remote  # its annotations lack concurrency_groups
-    return remote(concurrency_groups=SLOTS)(EngineActor)
+    return remote(concurrency_groups=SLOTS)(kind)

@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import closing
 from importlib import metadata
 from typing import Any, NoReturn
 
 from openrlhf.launcher.machine import detect_machine
 from openrlhf.launcher.selfcheck import record
-from openrlhf.launcher.selfcheck.process import Report, run, skipped
-from openrlhf.launcher.selfcheck.table import ROWS, Row, chosen, lacking
+from openrlhf.launcher.selfcheck.process import Report, run_all, skipped
+from openrlhf.launcher.selfcheck.table import ROWS, Allowance, Row, chosen, lacking
 from openrlhf.launcher.subcommand_parser import SubcommandParser
 
 USAGE_EXIT = 2
 WIDTH = 16
 
 
-def main(argv: Sequence[str], rows: Sequence[Row] = ROWS) -> int:
-    """Run the check. Returns 0 if nothing failed, else 1; 2 for a row that does not exist."""
+def read_options(argv: Sequence[str], rows: Sequence[Row] = ROWS) -> Namespace:
+    """What the words ask for; `wanted` are the rows. Raises ValueError for one that does not exist."""
     parser = SubcommandParser(
         "selfcheck",
         "Try out what a run relies on: gradients, weight pushes into a real engine, steps; on models made on the spot.",
@@ -29,11 +31,18 @@ def main(argv: Sequence[str], rows: Sequence[Row] = ROWS) -> int:
     parser.add_argument("--list", action="store_true", help="list the rows and what each needs, and run nothing")
     parser.add_argument("--json", action="store_true", help="print JSON, with all numbers and the logs of failed rows")
     options = parser.parse_args(argv)
+    options.wanted = chosen(options.only, rows)
+    return options
+
+
+def main(argv: Sequence[str], rows: Sequence[Row] = ROWS) -> int:
+    """Run the check. Returns 0 if nothing failed, else 1; 2 for a row that does not exist."""
     try:
-        wanted = chosen(options.only, rows)
+        options = read_options(argv, rows)
     except ValueError as error:
         sys.stderr.write(f"openrlhf-launch selfcheck: {error}\n")
         return USAGE_EXIT
+    wanted: list[Row] = options.wanted
     if options.list:
         sys.stdout.write(listing(wanted, as_json=options.json) + "\n")
         return 0
@@ -58,13 +67,18 @@ def _terminated(signum: int, frame: object) -> NoReturn:
 def _run_all(rows: Sequence[Row], *, quiet: bool) -> list[Report]:
     gpus = detect_machine().gpus
     packages = {name for name in needed_packages(rows) if _there(name)}
+    why = {row.name: lacking(row, gpus=gpus, packages=packages) for row in rows}
+    allowance = Allowance(gpus=gpus)
+    running = run_all([row for row in rows if not why[row.name]], allowance.of)
     reports = []
-    for row in rows:
-        why = lacking(row, gpus=gpus, packages=packages)
-        reports.append(skipped(row, why) if why else run(row))
-        if not quiet:
-            sys.stdout.write(line(reports[-1]) + "\n")
-            sys.stdout.flush()
+    with closing(running):
+        for row in rows:
+            reports.append(skipped(row, why[row.name]) if why[row.name] else next(running))
+            if not why[row.name]:
+                allowance.spent(row, reports[-1].seconds)
+            if not quiet:
+                sys.stdout.write(line(reports[-1]) + "\n")
+                sys.stdout.flush()
     return reports
 
 

@@ -18,7 +18,7 @@ from openrlhf.launcher.selfcheck.models import SIZE_0_6B, TINY, Shape, make_batc
 from openrlhf.launcher.selfcheck.outcome import CheckError, Outcome
 from openrlhf.learner.config import AdamConfig, DsConfig, LoraConfig, OptimConfig, TrainBatchConfig
 from openrlhf.learner.learner import Learner
-from openrlhf.learner.setup import init_distributed, leave_distributed, training_device
+from openrlhf.learner.setup import init_distributed, training_device
 from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.learner.supervised_objectives import SftObjective
 
@@ -28,7 +28,10 @@ SAME_LOSS = {"fp32": 1e-4, "bf16": 2e-2}
 MIB = 1 << 20
 
 
-def dtype() -> Literal["bf16", "fp32"]:
+Dtype = Literal["bf16", "fp32"]
+
+
+def dtype() -> Dtype:
     """What `--ds.param_dtype auto` is here."""
     return "bf16" if training_device().type == "cuda" else "fp32"
 
@@ -83,25 +86,41 @@ def _shown(losses: list[float]) -> str:
     return " ".join(f"{loss:.5f}" for loss in losses)
 
 
+PEAK_TFLOP_PER_S = {"B200": 2250, "H200": 989, "H100 PCIe": 756, "H100": 989, "A100": 312, "L40S": 362}
+"""Of dense bf16 products, by what NVIDIA's names of devices contain, from the data sheets; the first that fits."""
+
+
 def learner_step(folder: Path) -> Outcome:
     """Steps of a model: tiny on a CPU, of the shape of 0.6 B on a GPU."""
     cuda = training_device().type == "cuda"
-    shape, lengths = (SIZE_0_6B, (512,) * 32) if cuda else (TINY, (64,) * 16)
+    shape, rows, length = (SIZE_0_6B, 32, 512) if cuda else (TINY, 16, 64)
     learner = make_learner(make_model(folder / "model", shape, dtype=dtype()), settings(packing_samples=True))
-    batch = make_batch(lengths)
+    batch = make_batch((length,) * rows)
     losses = take_steps(learner, batch, 1)
+    synchronize()
     began = time.perf_counter()
     losses += take_steps(learner, batch)
-    if cuda:
-        torch.cuda.synchronize()
+    synchronize()
     speed = STEPS * float(batch.attention_mask.sum()) / (time.perf_counter() - began)
     parameters = sum(p.numel() for p in learner.module.parameters())
-    leave_distributed()
     if shape == TINY:  # random weights of the large shape need more than a few steps
         must_fall(losses)
-    numbers = {"tokens_per_s": speed, "tflop_per_s": 6 * parameters * speed / 1e12, "parameters": float(parameters)}
-    size = f"{parameters / 1e6:.2g} M parameters"
-    return Outcome(detail=f"loss {_shown(losses)}; {speed:,.0f} tokens/s with {size}", numbers=numbers)
+    # forward and backward: 6 per parameter (Kaplan et al. 2020), 12 per layer, channel and token seen (causal: half)
+    per_token = 6 * parameters + 6 * shape.layers * shape.heads * shape.head_dim * length
+    numbers = {"tokens_per_s": speed, "tflop_per_s": per_token * speed / 1e12, "parameters": float(parameters)}
+    detail = f"loss {_shown(losses)}; {speed:,.0f} tokens/s with {parameters / 1e6:.2g} M parameters"
+    name = torch.cuda.get_device_name() if cuda else ""
+    peak = next((value for part, value in PEAK_TFLOP_PER_S.items() if part in name), None)
+    if peak is not None:
+        numbers["mfu"] = numbers["tflop_per_s"] / peak
+        detail += f", MFU {numbers['mfu']:.0%} of {name}'s {peak} TFLOP/s"
+    return Outcome(detail=detail, numbers=numbers)
+
+
+def synchronize() -> None:
+    """Wait for every GPU that this process may use."""
+    for device in range(torch.cuda.device_count()):
+        torch.cuda.synchronize(device)
 
 
 def determinism(folder: Path) -> Outcome:
@@ -113,7 +132,6 @@ def determinism(folder: Path) -> Outcome:
         take_steps(learner, batch, 2)
         states.append({n: p.detach().cpu().clone() for n, p in learner.module.named_parameters()})
         del learner
-    leave_distributed()
     other = [name for name, tensor in states[0].items() if not torch.equal(tensor, states[1][name])]
     if other:
         raise CheckError(f"{len(other)} of {len(states[0])} tensors differ after two steps, the first {other[0]!r}")
@@ -125,7 +143,6 @@ def _same_steps(folder: Path, what: str, shape: Shape = TINY, **changes: Any) ->
     model, batch = make_model(folder / "model", shape), small_batch()
     expected = take_steps(make_learner(model, settings()), batch)
     losses = take_steps(make_learner(model, settings(**changes)), batch)
-    leave_distributed()
     must_fall(expected)
     worst = must_agree(losses, expected, what)
     return Outcome(detail=f"losses differ by {worst:.1e} at most", numbers={"relative_difference": worst})
@@ -159,7 +176,6 @@ def sleep_wake(folder: Path) -> Outcome:
     asleep = torch.cuda.memory_reserved()
     learner.wake()
     take_steps(learner, batch, 1)
-    leave_distributed()
     states = 12 * sum(p.numel() for p in learner.module.parameters())  # master weights and Adam's two moments, fp32
     numbers = {"before_mib": before / MIB, "asleep_mib": asleep / MIB, "states_mib": states / MIB}
     if before - asleep < 0.9 * states:
@@ -179,7 +195,6 @@ def liger(folder: Path) -> Outcome:
         logprobs = make_learner(model, settings(use_liger_kernel=kernels)).score(batch).logprobs
         assert logprobs is not None
         scores.append(logprobs[batch.action_mask].double())
-    leave_distributed()
     mean = float((scores[0] - scores[1]).abs().mean())
     if not mean <= SAME_LOSS[dtype()] * float(scores[0].abs().mean()):
         raise CheckError(f"mean |log-prob difference| {mean:.3g} with --ds.use_liger_kernel")
@@ -191,6 +206,5 @@ def lora_4bit(folder: Path) -> Outcome:
     require_cuda()
     learner = make_learner(make_model(folder / "model"), settings(load_in_4bit=True, lora=LoraConfig(rank=8)))
     losses = take_steps(learner, small_batch())
-    leave_distributed()
     must_fall(losses)
     return Outcome(detail=f"loss {_shown(losses)}")

@@ -30,6 +30,9 @@ class Shape:
 
 TINY = Shape(vocab=320, hidden=64, layers=2, heads=2, kv_heads=2, head_dim=32, intermediate=192)
 """head_dim 32: vLLM's attention on CPU takes no 16."""
+WIDE = Shape(vocab=2048, hidden=256, layers=4, heads=4, kv_heads=4, head_dim=64, intermediate=1024)
+WIDE_ON_GPU = Shape(vocab=32_768, hidden=1024, layers=4, heads=16, kv_heads=8, head_dim=64, intermediate=4096)
+"""Large enough that a push takes longer than its messages."""
 SIZE_0_6B = Shape(vocab=151_936, hidden=1024, layers=28, heads=16, kv_heads=8, head_dim=128, intermediate=3072)
 """The shape of Qwen3-0.6B."""
 
@@ -48,7 +51,7 @@ def make_model(folder: Path, shape: Shape = TINY, *, tied: bool = True, seed: in
         intermediate_size=shape.intermediate,
         max_position_embeddings=4096,
         tie_word_embeddings=tied,
-        initializer_range=0.1 if shape == TINY else 0.02,  # wide: distributions far from uniform show more
+        initializer_range=0.02 if shape == SIZE_0_6B else 0.1,  # wide: distributions far from uniform show more
         eos_token_id=END,
         bos_token_id=None,
         pad_token_id=PAD,

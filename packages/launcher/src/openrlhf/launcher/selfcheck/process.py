@@ -1,4 +1,4 @@
-"""Running a row in a process of its own, with a bound: a hang or a crash is a failed row, not the end of the check."""
+"""Running rows in a process beside this one, each with a bound: a hang or a crash is a failed row, not the end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,10 @@ from openrlhf.launcher.selfcheck.table import Row
 Result = Literal["ok", "failed", "skipped"]
 
 SHOWN_LINES = 40
+START_LOG = "worker.log"
+POLL_S = 0.05
+END_S = 10.0
+"""For a worker to leave once its last row is over."""
 LONGEST_FOLDER = 40
 """Longer temporary folders leave no room for the names of vLLM's sockets."""
 
@@ -50,59 +55,107 @@ def skipped(row: Row, why: str) -> Report:
 
 
 def run(row: Row) -> Report:
-    """Run one row and wait for it, at most `row.bound_s` seconds. What it leaves behind is ended and removed."""
-    parent = tempfile.gettempdir()
-    folder = Path(tempfile.mkdtemp(prefix="selfcheck-", dir=parent if len(parent) <= LONGEST_FOLDER else "/tmp"))
-    began = time.monotonic()
+    """One row alone, within its bound."""
+    (report,) = run_all([row], lambda row: row.bound_s)
+    return report
+
+
+def run_all(rows: Iterable[Row], bound: Callable[[Row], float]) -> Generator[Report, None, None]:
+    """Run rows one after the other; neighbours that share a process stay in it as long as it lives.
+
+    bound: asked right before each row for the seconds that it may take. What a row leaves behind is ended and removed
+    with its process.
+    """
+    worker: Worker | None = None
     try:
-        said, log = _call(row, folder)
+        for row in rows:
+            if worker is not None and not (worker.alive and row.shares and row.shares == worker.shares):
+                worker.close()
+                worker = None
+            if worker is None:
+                worker = Worker(row.shares)
+            yield worker.run(row, bound(row))
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    ok = bool(said["ok"])
-    return Report(
-        name=row.name,
-        result="ok" if ok else "failed",
-        detail=said["detail"],
-        fix="" if ok else row.fix,
-        numbers=said.get("numbers", {}),
-        seconds=round(time.monotonic() - began, 1),
-        time=now(),
-        log="" if ok else "\n".join(log.splitlines()[-SHOWN_LINES:]),
-    )
+        if worker is not None:
+            worker.close()
 
 
-def _call(row: Row, folder: Path) -> tuple[dict[str, Any], str]:
-    result, log, work = folder / "result.json", folder / "log", folder / "work"
-    work.mkdir()
-    command = [sys.executable, "-m", "openrlhf.launcher.selfcheck.worker"]
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [*command, row.function, str(work), str(result), str(row.bound_s)],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(folder)},
-            start_new_session=True,
+class Worker:
+    """The process in which rows run, and its folder."""
+
+    def __init__(self, shares: str) -> None:
+        self.shares = shares
+        self.alive = True
+        parent = tempfile.gettempdir()
+        self._folder = Path(
+            tempfile.mkdtemp(prefix="selfcheck-", dir=parent if len(parent) <= LONGEST_FOLDER else "/tmp")
         )
-        try:
-            status: int | None = process.wait(row.bound_s)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            _end(process)
-    written = log.read_text(encoding="utf-8", errors="replace")
-    if status is None:
-        return {"ok": False, "detail": f"it did not end within {row.bound_s:g} s"}, written
-    if not result.is_file():
-        return {"ok": False, "detail": f"its process {_how(status)} without a result"}, written
-    return json.loads(result.read_text(encoding="utf-8")), written
+        with (self._folder / START_LOG).open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "openrlhf.launcher.selfcheck.worker", str(self._folder)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "TMPDIR": str(self._folder)},
+                start_new_session=True,
+            )
 
+    def run(self, row: Row, bound_s: float) -> Report:
+        """Run one row and wait for it, at most `bound_s` seconds; one that does not end well ends the process."""
+        began = time.monotonic()
+        said = self._said(row, bound_s)
+        ok = bool(said["ok"])
+        log = self._folder / f"{row.name}.log"
+        log = log if log.exists() else self._folder / START_LOG
+        written = "" if ok else log.read_text(encoding="utf-8", errors="replace")
+        return Report(
+            name=row.name,
+            result="ok" if ok else "failed",
+            detail=said["detail"],
+            fix="" if ok else row.fix,
+            numbers=said.get("numbers", {}),
+            seconds=round(time.monotonic() - began, 1),
+            time=now(),
+            log="\n".join(written.splitlines()[-SHOWN_LINES:]),
+        )
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the row's session: its process, if that still runs, and every child it left."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(10)
+    def _said(self, row: Row, bound_s: float) -> dict[str, Any]:
+        result = self._folder / f"{row.name}.json"
+        job = {"name": row.name, "function": row.function, "bound_s": bound_s}
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it ended already: seen below
+            self._process.stdin.write(json.dumps(job).encode() + b"\n")
+            self._process.stdin.flush()
+        end = time.monotonic() + bound_s
+        while not result.is_file():
+            status = self._process.poll()
+            late = time.monotonic() > end
+            if late or status is not None:
+                self._kill()
+            if late:
+                return {"ok": False, "detail": f"it did not end within {bound_s:g} s"}
+            if status is not None and not result.is_file():
+                return {"ok": False, "detail": f"its process {_how(status)} without a result"}
+            time.sleep(POLL_S)
+        return json.loads(result.read_text(encoding="utf-8"))
+
+    def close(self) -> None:
+        """Let the process leave, end what is left of it and remove its folder."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        if self.alive:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_S)
+        self._kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _kill(self) -> None:
+        """End the session: the process, if that still runs, and every child it left."""
+        self.alive = False
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(END_S)
 
 
 def _how(status: int) -> str:

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from openrlhf.agents.engine import SamplingParams
 from openrlhf.core.config import AlgoConfig, PolicyLossConfig
 from openrlhf.launcher.ranks.config import RankConfig
 from openrlhf.launcher.ranks.roles import PolicyRank
-from openrlhf.launcher.selfcheck.engine_process import EngineProcess
+from openrlhf.launcher.ray.learner_actor import wire_specs
+from openrlhf.launcher.selfcheck.engine_process import EngineProcess, start_engine
 from openrlhf.launcher.selfcheck.learning import (
     MIB,
+    Dtype,
     dtype,
     make_learner,
     require_cuda,
     settings,
     small_batch,
+    synchronize,
     take_steps,
 )
-from openrlhf.launcher.selfcheck.models import TINY, make_model
+from openrlhf.launcher.selfcheck.models import TINY, WIDE, WIDE_ON_GPU, Shape, make_model
 from openrlhf.launcher.selfcheck.outcome import CheckError, Outcome
-from openrlhf.learner.setup import leave_distributed, training_device
+from openrlhf.learner.setup import training_device
 from openrlhf.rollout.engine import EngineControl, InferenceEngine
 from openrlhf.rollout.engine_spec import EngineSpec, SyncBackend
 from openrlhf.rollout.requests import GenerateRequest
@@ -39,16 +45,17 @@ from openrlhf.rollout.sync_check import (
     noise_bits,
 )
 from openrlhf.rollout.weights.sender import Sender, WeightSender, send_or_drain
-from openrlhf.rollout.weights.wire import BucketPlan, TensorSpec, plan_buckets
+from openrlhf.rollout.weights.wire import BucketPlan, plan_buckets
 
 MEMORY_SHARE = 0.3
 """Of a GPU's memory, for an engine that shares it with a learner."""
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-BUCKET_NUMBERS = 16_384
-"""Numbers per bucket: the matrices of a tiny model fit, its embedding does not."""
+NOTICED_S = 15.0
+"""Longest time until a killed engine is noticed."""
 SAMPLE = GenerateRequest(
     request_id="sample", token_ids=[5, 6, 7], sampling=SamplingParams(max_tokens=8, seed=7, ignore_eos=True)
 )
+COPIES = 3
 
 
 @dataclass(frozen=True)
@@ -57,15 +64,15 @@ class Pair:
 
     trainer: PolicyRank
     engine: EngineProcess
+    spec: EngineSpec
     sender: Sender
     plan: BucketPlan
-    backend: SyncBackend
     bucket_bytes: int
 
-    def push(self, version: int) -> None:
-        """One whole push."""
-        stream = self.trainer.learner.named_parameter_buckets(self.bucket_bytes)
-        if self.backend != "gloo":  # vLLM's trainer engine in the sender calls the engine
+    def push(self, version: int, *, halfway: Callable[[], None] | None = None) -> None:
+        """One whole push. halfway: called in the middle of it."""
+        stream = self._stream(halfway)
+        if self.spec.sync_backend != "gloo":  # vLLM's trainer engine in the sender calls the engine
             send_or_drain(self.sender, stream, self.plan, version)
             return
         self.engine.ask(EngineControl.receive_weights, self.plan, version)
@@ -76,6 +83,13 @@ class Pair:
             raise CheckError(f"the push of version {version} failed on the learner's side: {error}") from error
         self.engine.answer()
 
+    def _stream(self, halfway: Callable[[], None] | None) -> Iterator[list[tuple[str, Tensor]]]:
+        stream = self.trainer.learner.named_parameter_buckets(self.bucket_bytes)
+        for number, bucket in enumerate(stream):
+            if halfway is not None and number == len(self.plan.buckets) // 2:
+                halfway()
+            yield bucket
+
     def difference(self) -> float:
         """Mean |log-prob difference| of both sides on fixed tokens. Raises SyncError where a run would stop."""
         rows = check_sequences(TINY.vocab)
@@ -84,10 +98,14 @@ class Pair:
 
     def tolerance(self, rows: list[list[int]], own: list[list[float]]) -> Tolerance:
         """What a run allows: the trainer scored `rows` as `own`."""
-        bits = noise_bits(DTYPES[dtype()])
+        bits = noise_bits(self.spec.dtype)
         if bits is None:
             return Tolerance(value=FP32_TOLERANCE, source="float32")
         return measured_tolerance(own, self.trainer.check_logprobs(rows, bits=bits), bits=bits)
+
+
+_left: dict[SyncBackend, Pair] = {}
+"""What a row left behind for `engine_lost`, which then needs no engine of its own to kill."""
 
 
 def push_gloo(folder: Path) -> Outcome:
@@ -116,34 +134,113 @@ def second_gpu() -> str:
 
 
 def _tied_and_untied(folder: Path, backend: SyncBackend, environ: dict[str, str]) -> Outcome:
-    numbers = {}
-    for tied in (True, False):
-        name = "tied" if tied else "untied"
-        numbers[name] = _push_twice(folder / name, backend, environ, tied=tied)
-    leave_distributed()
-    shown = ", ".join(f"{name} {value:.1e}" for name, value in numbers.items())
-    return Outcome(detail=f"mean |log-prob difference| after two pushes: {shown}", numbers=numbers)
+    """A tiny tied model as this device trains it, then a wider untied one in bf16."""
+    wide = WIDE_ON_GPU if training_device().type == "cuda" else WIDE
+    _, first = _push_twice(folder / "tied", backend, environ, shape=TINY, tied=True, number_format=dtype())
+    pair, second = _push_twice(folder / "untied", backend, environ, shape=wide, tied=False, number_format="bf16")
+    _left[backend] = pair
+    nbytes = pair.plan.nbytes
+    numbers = {
+        "tied": first["difference"],
+        "untied_bf16": second["difference"],
+        "bf16_tolerance": second["tolerance"],
+        "push_bytes_per_s": nbytes / second["push_s"],
+        "copy_bytes_per_s": nbytes / _copy_seconds(nbytes, backend),
+        "bytes": float(nbytes),
+    }
+    detail = (
+        f"mean |log-prob difference| after two pushes: tied {numbers['tied']:.1e}, untied in bf16 "
+        f"{numbers['untied_bf16']:.1e} (allowed {numbers['bf16_tolerance']:.1e}); "
+        f"{numbers['push_bytes_per_s'] / 1e9:.2g} GB/s, a bare copy {numbers['copy_bytes_per_s'] / 1e9:.2g}"
+    )
+    return Outcome(detail=detail, numbers=numbers)
 
 
-def _push_twice(folder: Path, backend: SyncBackend, environ: dict[str, str], *, tied: bool) -> float:
-    """Other weights than the engine started with, and those after a step. Returns the larger difference."""
+def _push_twice(
+    folder: Path, backend: SyncBackend, environ: dict[str, str], *, shape: Shape, tied: bool, number_format: Dtype
+) -> tuple[Pair, dict[str, float]]:
+    """Other weights than the engine started with, and those after a step: the larger difference, the second's time."""
     folder.mkdir()
-    old = make_model(folder / "old", tied=tied, seed=1)
-    trainer = _trainer(make_model(folder / "new", tied=tied, seed=2), sleeps=False)
-    with EngineProcess(_engine_spec(old, backend), environ) as engine:
-        pair = _join(trainer, engine, backend)
-        _must_differ(pair)
-        pair.push(1)
-        first = pair.difference()
-        take_steps(trainer.learner, small_batch(), 1)
+    pair = _make_pair(folder, backend, environ, shape=shape, tied=tied, number_format=number_format)
+    _must_differ(pair)
+    pair.push(1)
+    first = pair.difference()
+    take_steps(pair.trainer.learner, small_batch(), 1)
+    took = _seconds(lambda: pair.push(2))
+    answer = pair.engine.call(InferenceEngine.generate, SAMPLE)
+    if set(answer.versions) != {2}:
+        raise CheckError(f"after the push of version 2 samples carry the versions {sorted(set(answer.versions))}")
+    again = pair.engine.call(InferenceEngine.generate, SAMPLE)
+    if list(again.token_ids) != list(answer.token_ids):
+        raise CheckError(f"one seed gave {list(answer.token_ids)} and {list(again.token_ids)}")
+    rows = check_sequences(TINY.vocab)
+    tolerance = pair.tolerance(rows, pair.trainer.check_logprobs(rows)).value
+    return pair, {"difference": max(first, pair.difference()), "tolerance": tolerance, "push_s": took}
+
+
+def _make_pair(
+    folder: Path, backend: SyncBackend, environ: dict[str, str], *, shape: Shape, tied: bool, number_format: Dtype
+) -> Pair:
+    old, new = (
+        make_model(folder / name, shape, tied=tied, seed=seed, dtype=number_format)
+        for name, seed in (("old", 1), ("new", 2))
+    )
+    spec = _engine_spec(old, backend, number_format)
+    engine = start_engine(spec, environ)
+    return _join(_trainer(new, number_format, sleeps=False), engine, spec)
+
+
+def _copy_seconds(nbytes: int, backend: SyncBackend) -> float:
+    """The same bytes from where the learner has them to where they go, without anything around."""
+    source = torch.zeros(nbytes, dtype=torch.uint8, device=training_device())
+    target = torch.empty(nbytes, dtype=torch.uint8, device="cuda:1" if backend == "nccl" else source.device)
+    target.copy_(source)
+    return min(_seconds(lambda: target.copy_(source)) for _ in range(COPIES))
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    """How long it takes until every GPU is done with it."""
+    synchronize()
+    began = time.perf_counter()
+    action()
+    synchronize()
+    return time.perf_counter() - began
+
+
+def engine_lost(folder: Path) -> Outcome:
+    """An engine's core is killed in the middle of a push; another engine in a new group then gets everything."""
+    backend: SyncBackend = "ipc" if training_device().type == "cuda" else "gloo"
+    pair = _left.pop(backend, None)
+    if pair is None:
+        pair = _make_pair(folder, backend, {}, shape=TINY, tied=True, number_format=dtype())
         pair.push(2)
-        answer = engine.call(InferenceEngine.generate, SAMPLE)
-        if set(answer.versions) != {2}:
-            raise CheckError(f"after the push of version 2 samples carry the versions {sorted(set(answer.versions))}")
-        again = engine.call(InferenceEngine.generate, SAMPLE)
-        if list(again.token_ids) != list(answer.token_ids):
-            raise CheckError(f"one seed gave {list(answer.token_ids)} and {list(again.token_ids)}")
-        return max(first, pair.difference())
+    noticed = _noticed_after(pair)
+    pair.sender.close()
+    fresh = _join(pair.trainer, start_engine(pair.spec, {}), pair.spec)
+    _must_differ(fresh)
+    fresh.push(3)
+    difference = fresh.difference()
+    detail = f"noticed after {noticed:.1f} s; mean |log-prob difference| of the next engine {difference:.1e}"
+    return Outcome(detail=detail, numbers={"noticed_s": noticed, "difference": difference})
+
+
+def _noticed_after(pair: Pair) -> float:
+    """Seconds from the engine's death to the error in the learner. Raises CheckError where it takes too long."""
+    killed: list[float] = []
+
+    def kill() -> None:
+        pair.engine.kill_core()
+        killed.append(time.monotonic())
+
+    try:
+        pair.push(3, halfway=kill)
+    except (CheckError, RuntimeError):
+        noticed = time.monotonic() - killed[0]
+    else:
+        raise CheckError("the push ended without an error, although its engine was killed in the middle")
+    if noticed > NOTICED_S:
+        raise CheckError(f"a killed engine was noticed after {noticed:.1f} s, not within {NOTICED_S:g} s")
+    return noticed
 
 
 def _must_differ(pair: Pair) -> None:
@@ -163,24 +260,23 @@ def colocated(folder: Path) -> Outcome:
 
 def one_round(folder: Path, backend: SyncBackend) -> Outcome:
     """Engine asleep, learner steps and sleeps, engine wakes for its weights, push, cache, score."""
-    old = make_model(folder / "old", seed=1)
-    with EngineProcess(_engine_spec(old, backend, sleeps=True), {}) as engine:
-        awake = _free()
-        engine.call(EngineControl.sleep)
-        asleep = _free()
-        trainer = _trainer(make_model(folder / "new", seed=2), sleeps=backend == "ipc")
-        trainer.learner.wake()
-        take_steps(trainer.learner, small_batch(), 1)
-        trainer.learner.sleep()
-        trainer.learner.give_back()
-        pair = _join(trainer, engine, backend)
-        engine.call(EngineControl.wake, "weights")
-        pair.push(1)
-        trainer.learner.give_back()
-        engine.call(EngineControl.wake, "kv_cache")
-        difference = pair.difference()
-        engine.call(InferenceEngine.generate, SAMPLE)
-    leave_distributed()
+    spec = _engine_spec(make_model(folder / "old", seed=1), backend, dtype(), sleeps=True)
+    engine = start_engine(spec, {})
+    awake = _free()
+    engine.call(EngineControl.sleep)
+    asleep = _free()
+    trainer = _trainer(make_model(folder / "new", seed=2), dtype(), sleeps=backend == "ipc")
+    trainer.learner.wake()
+    take_steps(trainer.learner, small_batch(), 1)
+    trainer.learner.sleep()
+    trainer.learner.give_back()
+    pair = _join(trainer, engine, spec)
+    engine.call(EngineControl.wake, "weights")
+    pair.push(1)
+    trainer.learner.give_back()
+    engine.call(EngineControl.wake, "kv_cache")
+    difference = pair.difference()
+    engine.call(InferenceEngine.generate, SAMPLE)
     numbers = {"difference": difference, "engine_gave_mib": (asleep - awake) / MIB}
     if backend == "ipc" and asleep <= awake:
         raise CheckError(
@@ -195,9 +291,10 @@ def _free() -> float:
     return float(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else 0.0
 
 
-def _trainer(model: str, *, sleeps: bool) -> PolicyRank:
+def _trainer(model: str, number_format: Dtype, *, sleeps: bool) -> PolicyRank:
     """The policy's rank as a run makes it."""
-    learner = make_learner(model, settings(enable_sleep=sleeps), shares_device=True)
+    ds = settings(param_dtype=number_format, enable_sleep=sleeps)
+    learner = make_learner(model, ds, shares_device=True)
     config = RankConfig(
         algo=AlgoConfig(),
         policy_loss=PolicyLossConfig(),
@@ -209,12 +306,12 @@ def _trainer(model: str, *, sleeps: bool) -> PolicyRank:
     return PolicyRank(learner, config, resolve=lambda what, handles: list(handles))
 
 
-def _engine_spec(model: str, backend: SyncBackend, *, sleeps: bool = False) -> EngineSpec:
+def _engine_spec(model: str, backend: SyncBackend, number_format: Dtype, *, sleeps: bool = False) -> EngineSpec:
     device: Any = training_device().type
     return EngineSpec(
         model=model,
         name="the engine",
-        dtype=DTYPES[dtype()],
+        dtype=DTYPES[number_format],
         device=device,
         max_model_len=256,
         gpu_memory_utilization=MEMORY_SHARE,
@@ -223,20 +320,19 @@ def _engine_spec(model: str, backend: SyncBackend, *, sleeps: bool = False) -> E
     )
 
 
-def _join(trainer: PolicyRank, engine: EngineProcess, backend: SyncBackend) -> Pair:
-    bucket_bytes = BUCKET_NUMBERS * (4 if dtype() == "fp32" else 2)
-    infos = trainer.learner.weight_metadata()
-    specs = [TensorSpec(i.name, str(i.dtype).removeprefix("torch."), i.shape) for i in infos]
-    if max(spec.nbytes for spec in specs) <= bucket_bytes:
-        raise CheckError("no tensor of the model is larger than a bucket")
-    sender = _sender(engine, backend, max(bucket_bytes, *(spec.nbytes for spec in specs)))
+def _join(trainer: PolicyRank, engine: EngineProcess, spec: EngineSpec) -> Pair:
+    """A new group; its buckets are smaller than the largest tensor."""
+    specs = wire_specs(trainer.learner)
+    largest = max(s.nbytes for s in specs)
+    bucket_bytes = largest * 3 // 4
+    sender = _sender(engine, spec.sync_backend, largest)
     address = sender.open(2, 1)
-    if backend == "gloo":
+    if spec.sync_backend == "gloo":
         engine.ask(EngineControl.init_weight_transfer, address.for_engine(1))
     sender.connect()
-    if backend == "gloo":
+    if spec.sync_backend == "gloo":
         engine.answer()
-    return Pair(trainer, engine, sender, plan_buckets(specs, bucket_bytes), backend, bucket_bytes)
+    return Pair(trainer, engine, spec, sender, plan_buckets(specs, bucket_bytes), bucket_bytes)
 
 
 def _sender(engine: EngineProcess, backend: SyncBackend, buffer_bytes: int) -> Sender:

@@ -17,9 +17,10 @@ REINSTALL = "install the pinned set again: make setup (make SET=gpu setup for GP
 class Row:
     """One check.
 
-    function: "module:name" of an `outcome.Check`, called in a process of its own. shows: what is true if it is ok.
-    needs: "gpu", "gpus=N" or "package:NAME" (a distribution); without any a CPU will do. fix: what to do when it fails.
-    bound_s: the process is ended after this many seconds.
+    function: "module:name" of an `outcome.Check`. shows: what is true if it is ok. fix: what to do when it fails.
+    needs: "gpu", "gpus=N" or "package:NAME" (a distribution); without any a CPU will do.
+    bound_s: seconds that it may take on a machine with GPUs (see `Allowance`).
+    shares: neighbours of the same word run in one process, which saves loading libraries; empty: in one of its own.
     """
 
     name: str
@@ -27,13 +28,37 @@ class Row:
     function: str
     fix: str
     needs: tuple[str, ...] = ()
-    bound_s: float = 240.0
+    bound_s: float = 10.0
+    shares: str = ""
 
 
-def _push(name: str, shows: str, *needs: str, bound_s: float = 600.0) -> Row:
+CPU_BOUND_S = 600.0
+"""Of a row on a machine without a GPU, whose few cores run everything else too."""
+
+
+class Allowance:
+    """How long each row may take: its own bound, and on a GPU what the rows before it left over.
+
+    So a slow row needs not fail while there is time, and all rows together end within the sum of their bounds.
+    """
+
+    def __init__(self, *, gpus: int) -> None:
+        self._cpu = not gpus
+        self._left = 0.0
+
+    def of(self, row: Row) -> float:
+        """Seconds for this row."""
+        return CPU_BOUND_S if self._cpu else row.bound_s + self._left
+
+    def spent(self, row: Row, seconds: float) -> None:
+        """The row is over."""
+        self._left = max(0.0, self.of(row) - seconds)
+
+
+def _push(name: str, shows: str, *needs: str, bound_s: float) -> Row:
     function = f"{HERE}.push:{name.replace('-', '_')}"
     fix = PUSH_FIX.format(name=name)
-    return Row(name=name, shows=shows, function=function, fix=fix, needs=needs, bound_s=bound_s)
+    return Row(name=name, shows=shows, function=function, fix=fix, needs=needs, bound_s=bound_s, shares="engine")
 
 
 ROWS: tuple[Row, ...] = (
@@ -42,6 +67,8 @@ ROWS: tuple[Row, ...] = (
         shows="the installed packages fit each other and the driver",
         function=f"{HERE}.installation:versions",
         fix=REINSTALL,
+        bound_s=15.0,
+        shares="learner",
     ),
     Row(
         name="attention",
@@ -49,44 +76,31 @@ ROWS: tuple[Row, ...] = (
         function=f"{HERE}.attention:attention",
         fix="train with --ds.attn_implementation sdpa (eager if sdpa fails too) and without --ds.packing_samples and "
         "--train.dynamic_batch_enable, or install flash-attn again: pip install flash-attn --no-build-isolation",
+        bound_s=20.0,
+        shares="learner",
     ),
     Row(
         name="learner-step",
-        shows="optimiser steps make the loss fall; tokens per second",
+        shows="optimiser steps make the loss fall; tokens per second, on a GPU with the shape of 0.6 B and as MFU",
         function=f"{HERE}.learning:learner_step",
         fix=REINSTALL,
-    ),
-    Row(
-        name="determinism",
-        shows="the same steps twice give the same weights, bit for bit",
-        function=f"{HERE}.learning:determinism",
-        fix="--train.full_determinism_enable does not hold here: a resumed run will differ from one never stopped; "
-        "train with --ds.attn_implementation sdpa, or do without",
+        bound_s=40.0,
+        shares="learner",
     ),
     Row(
         name="zero3",
         shows="partitioned parameters (--ds.zero_stage 3) take the same steps as whole ones",
         function=f"{HERE}.learning:zero3",
         fix="train with --ds.zero_stage 2",
+        shares="learner",
     ),
-    _push("push-gloo", "after a push over gloo the engine computes what the learner does (tied, untied, big tensor)"),
-    _push("push-ipc", "the same over CUDA IPC, engine and learner on one GPU", "gpu"),
-    _push("push-nccl", "the same over nccl, engine and learner on a GPU each", "gpus=2"),
-    _push("colocated", "engine and learner share a GPU: sleep, step, wake, push, score", "gpu"),
     Row(
         name="sleep-wake",
         shows="a sleeping learner gives its training states' memory back and steps again after it woke",
         function=f"{HERE}.learning:sleep_wake",
         fix="train without --ds.enable_sleep",
         needs=("gpu",),
-    ),
-    Row(
-        name="offload",
-        shows="an optimiser in host memory (--ds.adam_offload) takes the same steps",
-        function=f"{HERE}.learning:offload",
-        fix="train without --ds.adam_offload, or install a C++ compiler: DeepSpeed builds its CPU Adam with it",
-        needs=("gpu",),
-        bound_s=600.0,
+        shares="learner",
     ),
     Row(
         name="liger",
@@ -94,6 +108,8 @@ ROWS: tuple[Row, ...] = (
         function=f"{HERE}.learning:liger",
         fix="train without --ds.use_liger_kernel",
         needs=("gpu", "package:liger-kernel"),
+        bound_s=15.0,
+        shares="learner",
     ),
     Row(
         name="lora-4bit",
@@ -101,6 +117,48 @@ ROWS: tuple[Row, ...] = (
         function=f"{HERE}.learning:lora_4bit",
         fix="train without --ds.load_in_4bit, or install bitsandbytes again: pip install bitsandbytes",
         needs=("gpu", "package:bitsandbytes"),
+        shares="learner",
+    ),
+    Row(
+        name="offload",
+        shows="an optimiser in host memory (--ds.adam_offload) takes the same steps",
+        function=f"{HERE}.learning:offload",
+        fix="train without --ds.adam_offload, or install a C++ compiler: DeepSpeed builds its CPU Adam with it",
+        needs=("gpu",),
+        bound_s=30.0,
+        shares="learner",
+    ),
+    Row(  # alone: what it sets holds for the life of a process
+        name="determinism",
+        shows="the same steps twice give the same weights, bit for bit",
+        function=f"{HERE}.learning:determinism",
+        fix="--train.full_determinism_enable does not hold here: a resumed run will differ from one never stopped; "
+        "train with --ds.attn_implementation sdpa, or do without",
+        bound_s=15.0,
+    ),
+    _push(
+        "push-gloo",
+        "after a push over gloo the engine computes what the learner does (tied, untied in bf16, a tensor larger than "
+        "a bucket); bytes per second",
+        bound_s=35.0,
+    ),
+    _push("push-ipc", "the same over CUDA IPC, engine and learner on one GPU", "gpu", bound_s=30.0),
+    Row(
+        name="engine-lost",
+        shows="an engine killed in the middle of a push is noticed within 15 s; another one gets everything",
+        function=f"{HERE}.push:engine_lost",
+        fix="do not leave runs alone: one that loses an engine hangs here; look at the network between its processes",
+        bound_s=20.0,
+        shares="engine",
+    ),
+    _push("colocated", "engine and learner share a GPU: sleep, step, wake, push, score", "gpu", bound_s=15.0),
+    _push("push-nccl", "the same over nccl, engine and learner on a GPU each", "gpus=2", bound_s=40.0),
+    Row(
+        name="generation",
+        shows="tokens per second of an engine through agents' executor, router and Ray, beside the same engine bare",
+        function=f"{HERE}.generation:generation",
+        fix="look at what else uses the cores, and raise --agent.num_workers",
+        bound_s=30.0,
     ),
     Row(
         name="ranks",
@@ -108,7 +166,7 @@ ROWS: tuple[Row, ...] = (
         function=f"{HERE}.ranks:ranks",
         fix="look at nccl between the GPUs (NCCL_DEBUG=INFO; NCCL_P2P_DISABLE=1 where peer access is broken)",
         needs=("gpus=2",),
-        bound_s=600.0,
+        bound_s=50.0,
     ),
     Row(
         name="tensor-parallel",
@@ -116,7 +174,7 @@ ROWS: tuple[Row, ...] = (
         function=f"{HERE}.ranks:tensor_parallel",
         fix="train with --ds.tensor_parallel_size 1",
         needs=("gpus=2",),
-        bound_s=600.0,
+        bound_s=50.0,
     ),
 )
 

@@ -1,8 +1,9 @@
-"""The process of one row: `python -m openrlhf.launcher.selfcheck.worker FUNCTION FOLDER RESULT BOUND`."""
+"""The process of rows: `python -m openrlhf.launcher.selfcheck.worker FOLDER`, with a job per line on its input."""
 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -21,24 +22,58 @@ ORPHAN_S = 30
 """So long after the bound a row ends itself, when nobody is left to end it."""
 
 
-def main(function: str, folder: str, result: str, bound_s: float) -> None:
-    """Call the function and write what became of it."""
+def main(folder: Path) -> None:
+    """Run what the lines ask for, until there are no more."""
+    for line in sys.stdin:
+        job = json.loads(line)
+        run_row(folder, job["name"], job["function"], job["bound_s"])
+    if "torch" in sys.modules:
+        from openrlhf.learner.setup import leave_distributed
+
+        leave_distributed()
+
+
+def run_row(folder: Path, name: str, function: str, bound_s: float) -> None:
+    """Call the function and write what became of it; what it prints goes to a log of its own."""
+    work = folder / name
+    work.mkdir()
+    with (folder / f"{name}.log").open("wb") as log:
+        for descriptor in (1, 2):
+            os.dup2(log.fileno(), descriptor)
     faulthandler.enable()
     faulthandler.dump_traceback_later(max(bound_s - DUMP_BEFORE_S, 0.1))
     signal.alarm(int(bound_s) + ORPHAN_S)
     os.environ.update(environment())
-    module, _, name = function.partition(":")
     try:
-        outcome = getattr(importlib.import_module(module), name)(Path(folder))
-        said: dict[str, Any] = {"ok": True, "detail": outcome.detail, "numbers": outcome.numbers}
-    except CheckError as error:
-        said = {"ok": False, "detail": str(error)}
-    except Exception as error:
-        traceback.print_exc()
-        said = {"ok": False, "detail": f"{type(error).__name__}: {error}"}
+        said = _outcome(function, work)
     finally:
         faulthandler.cancel_dump_traceback_later()
-    Path(result).write_text(json.dumps(said), encoding="utf-8")
+        signal.alarm(0)
+    sys.stdout.flush()
+    written = folder / f"{name}.part"
+    written.write_text(json.dumps(said), encoding="utf-8")
+    _give_back()
+    written.rename(folder / f"{name}.json")
+
+
+def _outcome(function: str, work: Path) -> dict[str, Any]:
+    module, _, name = function.partition(":")
+    try:
+        outcome = getattr(importlib.import_module(module), name)(work)
+        return {"ok": True, "detail": outcome.detail, "numbers": outcome.numbers}
+    except CheckError as error:
+        return {"ok": False, "detail": str(error)}
+    except Exception as error:
+        traceback.print_exc()
+        return {"ok": False, "detail": f"{type(error).__name__}: {error}"}
+
+
+def _give_back() -> None:
+    """Free what the row's models held, for the next row in this process."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def environment() -> dict[str, str]:
@@ -51,4 +86,4 @@ def environment() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]))
+    main(Path(sys.argv[1]))

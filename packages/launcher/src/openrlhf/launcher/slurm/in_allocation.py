@@ -10,14 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from openrlhf.launcher.slurm.environment import variables, without_step
 from openrlhf.launcher.slurm.names import expand_nodes
-from openrlhf.launcher.slurm.node import TOKEN, to_json
+from openrlhf.launcher.slurm.node import TOKEN
 from openrlhf.launcher.slurm.requeue import REQUEUE_EXIT
-from openrlhf.launcher.slurm.runner import NodeSpec
 from openrlhf.launcher.slurm.sbatch_arguments import OptionError
 from openrlhf.launcher.slurm.script import srun_arguments
 
@@ -25,12 +24,12 @@ REQUEUE_SECONDS = 120
 """Slurm ends this process within that time once the job is requeued."""
 
 
-def run_in_allocation(options: argparse.Namespace, spec: NodeSpec, secret: Mapping[str, str]) -> int:
-    """Start the node runners, hand signals on to them, requeue the job if they ask for it. Returns the exit status.
+def run_in_allocation(options: argparse.Namespace, node: Sequence[str], secret: Mapping[str, str]) -> int:
+    """Start `node` on every node, hand signals on to it, requeue the job if it asks for it. Returns the exit status.
 
     secret: variables of the run that stand on no command line.
     """
-    command = step_command(options, spec, os.environ)
+    command = step_command(options, node, os.environ)
     own = {TOKEN: secrets.token_hex(32), "SLURM_EXPORT_ENV": "ALL"}
     step = subprocess.Popen(command, env=without_step(os.environ) | variables(options) | dict(secret) | own)
 
@@ -49,8 +48,8 @@ def run_in_allocation(options: argparse.Namespace, spec: NodeSpec, secret: Mappi
     return code if code >= 0 else 128 - code
 
 
-def step_command(options: argparse.Namespace, spec: NodeSpec, environ: Mapping[str, str]) -> list[str]:
-    """`srun` with one node runner per node of the job."""
+def step_command(options: argparse.Namespace, node: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """`srun` with the command `node` once per node of the job."""
     if "SLURM_JOB_ID" not in environ:
         raise OptionError("--in-allocation: this is no Slurm job; leave the option out to submit one")
     if shutil.which("srun") is None:
@@ -60,4 +59,4 @@ def step_command(options: argparse.Namespace, spec: NodeSpec, environ: Mapping[s
     cpus = environ.get("SLURM_CPUS_PER_TASK")
     here.cpus_per_task = options.cpus_per_task or (int(cpus) if cpus else None)
     words = ["srun", "--overlap", "--ntasks-per-node=1", *srun_arguments(here)]
-    return [*words, spec.command[0], "-m", "openrlhf.launcher.slurm.node", to_json(spec)]
+    return [*words, *node]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict
 
 from openrlhf.launcher.machine import detect_machine
 from openrlhf.launcher.slurm.allocation import read_allocation
@@ -15,13 +14,8 @@ TOKEN = "OPENRLHF_JOB_TOKEN"
 """The job's secret. Made by the batch script for each life; never on a command line."""
 
 
-def to_json(spec: NodeSpec) -> str:
-    """A spec as one word of a command line."""
-    return json.dumps(asdict(spec))
-
-
 def from_json(text: str) -> NodeSpec:
-    """The spec that `to_json` wrote."""
+    """The spec of `NodeSpec.node_command`."""
     values = json.loads(text)
     return NodeSpec(**values | {name: tuple(values[name]) for name in ("command", "resume")})
 

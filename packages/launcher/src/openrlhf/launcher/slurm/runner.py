@@ -5,13 +5,14 @@ The trainer's exit status is the run's. Whatever happens, Ray, the trainer and a
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -65,6 +66,10 @@ class NodeSpec:
     def argv(self, restarts: int) -> list[str]:
         """The command of a life. The newest checkpoint is found by the trainer, so nothing here grows stale."""
         return [*self.command, *(self.resume if restarts else ())]
+
+    def node_command(self) -> list[str]:
+        """The node runner with this spec as a command."""
+        return [self.command[0], "-m", "openrlhf.launcher.slurm.node", json.dumps(asdict(self))]
 
 
 @dataclass

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -39,15 +40,15 @@ def main(argv: Sequence[str]) -> int:
     own, flags = split_at_dashes(argv)
     try:
         options = read_options(_parser(), own)
-        spec = make_spec(options, flags)
-        secrets = secret_variables(options, flags)
+        part = make_check(options, flags) if options.selfcheck else make_spec(options, flags)
+        secrets = secret_variables(options, () if options.selfcheck else flags)
         if options.in_allocation:
             from openrlhf.launcher.slurm.in_allocation import run_in_allocation
 
-            return run_in_allocation(options, spec, secrets)
+            return run_in_allocation(options, part.node_command(), secrets)
         require_submitit()
         with submission(secrets):
-            return _submit(options, spec, secrets)
+            return _submit(options, part, secrets)
     except UsageError as error:
         sys.stderr.write(usage_message(TRAIN_PPO_RAY, error) + "\n")
     except OptionError as error:
@@ -69,9 +70,8 @@ def make_spec(options: argparse.Namespace, flags: Sequence[str]) -> NodeSpec:
     config = parse(TRAIN_PPO_RAY, flags).config
     if gpus := count_gpus(options.gpus_per_node) if options.gpus_per_node else gpus_of_gres(options.gres or ""):
         finish(TRAIN_PPO_RAY, config, Machine(gpus=gpus, nodes=options.nodes))
-    python = options.python or ("python3" if options.container_image else sys.executable)
     return NodeSpec(
-        command=(python, "-m", "openrlhf.cli.train_ppo_ray", *split_secret_flags(flags)[0]),
+        command=(python_of(options), "-m", "openrlhf.cli.train_ppo_ray", *split_secret_flags(flags)[0]),
         resume=() if config.ckpt.load_enable else (RESUME,),
         checkpoints=str(Path(config.ckpt.path).expanduser().absolute()),
         max_restarts=options.max_restarts,
@@ -81,13 +81,51 @@ def make_spec(options: argparse.Namespace, flags: Sequence[str]) -> NodeSpec:
     )
 
 
+@dataclass(frozen=True)
+class NodeCheck:
+    """`openrlhf-launch selfcheck` with these words on every node of a job, which is ended with its status."""
+
+    python: str
+    words: tuple[str, ...]
+
+    def __call__(self) -> int:
+        """Check this node."""
+        from openrlhf.launcher.selfcheck.command import main as check
+
+        code = check(self.words)
+        if code:
+            sys.exit(code)
+        return code
+
+    def node_command(self) -> list[str]:
+        """The same as a command."""
+        return [self.python, "-m", "openrlhf.launcher.main", "selfcheck", *self.words]
+
+
+def make_check(options: argparse.Namespace, words: Sequence[str]) -> NodeCheck:
+    """The check of each node, in a job that is never requeued. Raises OptionError for words that it does not know."""
+    from openrlhf.launcher.selfcheck.command import read_options as read_check
+
+    try:
+        read_check(words)
+    except ValueError as error:
+        raise OptionError(f"--selfcheck: {error}") from None
+    options.max_restarts = 0
+    return NodeCheck(python_of(options), tuple(words))
+
+
+def python_of(options: argparse.Namespace) -> str:
+    """The interpreter on the nodes."""
+    return options.python or ("python3" if options.container_image else sys.executable)
+
+
 def tell_secrets(names: Iterable[str]) -> None:
     """Say which variables a printed script needs and does not hold."""
     if names := sorted(names):
         sys.stderr.write(f"note: {', '.join(names)} reach the job by the environment of the submission\n")
 
 
-def _submit(options: argparse.Namespace, spec: NodeSpec, secrets: Iterable[str]) -> int:
+def _submit(options: argparse.Namespace, part: NodeSpec | NodeCheck, secrets: Iterable[str]) -> int:
     from openrlhf.launcher.slurm.job import Job
     from openrlhf.launcher.slurm.script import make_executor
 
@@ -98,7 +136,8 @@ def _submit(options: argparse.Namespace, spec: NodeSpec, secrets: Iterable[str])
         return 0
     if options.test_only:
         return ask_slurm(executor)
-    job_id = hand_over(lambda: executor.submit(Job(spec)).job_id)
+    job = Job(part) if isinstance(part, NodeSpec) else part
+    job_id = hand_over(lambda: executor.submit(job).job_id)
     report(options, [job_id], job_id)
     return follow(job_id) if options.wait else 0
 
@@ -154,6 +193,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_slurm_options(parser)
     add_submission_options(parser)
+    parser.add_argument(
+        "--selfcheck", action="store_true", help="run `openrlhf-launch selfcheck` on every node; its options follow --"
+    )
     parser.add_argument(
         "--in-allocation", action="store_true", help="run here and now, inside a job that has its nodes already"
     )
