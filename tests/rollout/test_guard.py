@@ -55,15 +55,18 @@ def test_silence_aborts_and_garbage_is_no_success(messages_after: int) -> None:
     with pytest.raises(RuntimeError, match=r"the other side did not answer within 0\.2 s"), group.transfer():
         send(group, 2 + messages_after)
     assert nccl.sent == 2
+    assert nccl.destroyed.is_set()  # else the message would still wait
     with pytest.raises(RuntimeError, match="did not answer"):
         group.broadcast(MESSAGE, 0)
 
 
 def test_an_abort_from_another_thread_gives_its_reason() -> None:
-    group = GuardedGroup(Nccl(hangs_at=1), timeout_s=30)
+    nccl = Nccl(hangs_at=1)
+    group = GuardedGroup(nccl, timeout_s=30)
     threading.Timer(0.05, group.abort, ["engine 1 died"]).start()
     with pytest.raises(RuntimeError, match="engine 1 died"), group.transfer():
         group.broadcast(MESSAGE, 0)
+    assert nccl.destroyed.is_set()
 
 
 def test_slow_but_steady_is_no_silence() -> None:
