@@ -159,11 +159,11 @@ class Pair:
         )
         self.trainer = PolicyRank(Learner(spec), RULES, resolve=lambda what, handles: list(handles))
         self.bits = noise_bits(DTYPES[dtype])
-        self.sender = WeightSender()
+        self.sender = WeightSender(timeout_s=120)  # the machine may be busy; what a push survives is not the question
         address = self.sender.open(2, 1)
         joining = host.submit("engine", "init_weight_transfer", address.for_engine(1))
         self.sender.connect()
-        joining.result(60)
+        joining.result(120)
         self.sent: list[dict[str, Tensor]] = []
         """Weights of all pushes, newest first."""
         self.push(self.weights())
@@ -191,8 +191,10 @@ class Pair:
         named = list(weights.items())
         plan = plan_buckets(specs_of(named), 100_000)
         receiving = self.host.submit("engine", "receive_weights", plan.to_dict(), self.version)
-        self.sender.send([named], plan, self.version)
-        receiving.result(60)
+        try:
+            self.sender.send([named], plan, self.version)
+        finally:
+            receiving.result(120)
 
     def check(self) -> float:
         """The difference after a push in units of what a run allows: above 1 it stops."""
