@@ -208,7 +208,7 @@ class HeadRun:
     def _wait_for_nodes(self) -> None:
         seconds, count = self.spec.start_seconds, len(self.here.nodes)
         deadline = time.monotonic() + seconds
-        command = [sys.executable, "-m", "openrlhf.launcher.ray.alive", self.address, str(count), str(seconds)]
+        command = [sys.executable, "-m", "openrlhf.launcher.ray.node", self.address, str(count), str(seconds)]
         alive = ray_node.start_shielded(command, self.runner.node_environ)
         try:
             while alive.poll() is None or self.head.missing:
