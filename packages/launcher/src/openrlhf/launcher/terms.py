@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 _SAME = """
 agent.max_concurrency agent.max_turns agent.num_workers agent.timeout ds.attn_implementation
+ds.backend
 ds.grad_accum_dtype ds.load_in_4bit ds.lora.rank ds.lora.target_modules ds.packing_samples ds.param_dtype
 ds.ring_attn_size ds.tensor_parallel_size ds.use_liger_kernel ds.use_universal_ckpt ds.value_head_prefix ds.zero_stage
 reward.timeout
