@@ -1,8 +1,9 @@
-"""What an engine's process does before vLLM is imported."""
+"""What an engine's process does before vLLM is imported, and which calls share its slots."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 import ray
 
 from openrlhf.launcher.ray import scratch
-from openrlhf.launcher.ray.engine_actor import EngineActor
+from openrlhf.launcher.ray.engine_actor import CONTROL, GENERATION, SLOTS, EngineActor, engine_actor
+from openrlhf.rollout.engine import EngineControl
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.vllm.arguments import environment
 
@@ -52,7 +54,8 @@ def test_a_engine_sees_only_its_devices(noset: str, seen: str, monkeypatch: pyte
     context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": ["5", "7"]})
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr("tempfile.tempdir", None)
-    actor: Any = EngineActor()
+    made: Any = EngineActor  # abstract to a type checker: `serves` gives it the methods of the protocol
+    actor = made()
 
     async def start_and_end() -> None:
         await actor.start(spec)
@@ -60,3 +63,12 @@ def test_a_engine_sees_only_its_devices(noset: str, seen: str, monkeypatch: pyte
         await actor.shutdown()
 
     asyncio.run(start_and_end())
+
+
+def test_ray_keeps_the_slots_of_control_calls_and_streams_apart() -> None:
+    metadata = engine_actor().__ray_metadata__
+    groups = metadata.method_meta.concurrency_group_for_methods
+    control = [name for name, _ in inspect.getmembers(EngineControl, inspect.isfunction) if not name.startswith("_")]
+    assert {groups.get(name) for name in [*control, "shutdown"]} == {CONTROL}
+    assert {groups.get(name) for name in ("start", "generate_many")} == {GENERATION}
+    assert {name: metadata.concurrency_groups[name] for name in SLOTS} == SLOTS

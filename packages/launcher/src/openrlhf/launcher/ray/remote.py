@@ -130,16 +130,22 @@ def serves(protocol: type, run: Run, *, group: str | None = None) -> Callable[[t
 
 def _served(method: Callable[..., Any], run: Run) -> Callable[..., Any]:
     """An actor method with this one's name and signature; Ray tells coroutines from functions by how they are made."""
+    served: Any
     if inspect.iscoroutinefunction(method):
 
         @functools.wraps(method)
         async def call_async(self: Any, *args: Any, **kwargs: Any) -> Any:
             return await run(self, method.__name__, *args, **kwargs)
 
-        return call_async
+        served = call_async
+    else:
 
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return run(self, method.__name__, *args, **kwargs)
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return run(self, method.__name__, *args, **kwargs)
 
-    return call
+        served = call
+    # Ray looks for a method's concurrency group behind `__wrapped__`, where the protocol's function has none
+    served.__signature__ = inspect.signature(method)
+    del served.__wrapped__
+    return served
