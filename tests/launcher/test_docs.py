@@ -14,7 +14,7 @@ import pytest
 
 from openrlhf.launcher.commands import COMMANDS, TRAIN_PPO_RAY, Command
 from openrlhf.launcher.parsing import parse
-from openrlhf.launcher.plan.command import split_at_dashes
+from openrlhf.launcher.subcommand_parser import split_at_dashes
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("packages/*/README.md")])

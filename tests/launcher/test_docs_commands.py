@@ -15,8 +15,8 @@ from openrlhf.launcher.command_line import prepare
 from openrlhf.launcher.commands import COMMANDS, TRAIN_PPO_RAY
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.main import SUBCOMMANDS, main
-from openrlhf.launcher.plan.command import split_at_dashes
 from openrlhf.launcher.saved import config_toml
+from openrlhf.launcher.subcommand_parser import split_at_dashes
 from support.example_scripts import SCRIPTS, script_calls
 
 ROOT = Path(__file__).parents[2]

@@ -25,6 +25,7 @@ from openrlhf.launcher.selfcheck.outcome import CheckError, Outcome
 from openrlhf.learner.setup import training_device
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.router import Router
+from openrlhf.rollout.vllm.bare import bare_seconds
 from openrlhf.rollout.vllm.engine import VllmEngine
 
 START_TIMEOUT = 400.0
@@ -81,27 +82,8 @@ class MeasuredActor(EngineActor):
     @in_group(GENERATION)
     async def bare(self, load: Load, first_seed: int) -> float:
         """Seconds that vLLM itself takes, called in its own process."""
-        from vllm import SamplingParams as VllmSamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        llm = cast(VllmEngine, self.engine)._running()
-
-        async def sample(number: int, ids: list[int]) -> None:
-            params = VllmSamplingParams(
-                max_tokens=load.new_tokens,
-                ignore_eos=True,
-                logprobs=0,
-                detokenize=False,
-                seed=first_seed + number,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )
-            async for _ in llm.generate({"prompt_token_ids": ids}, params, f"bare-{first_seed + number}"):
-                pass
-
         rows = [Letters().encode(text) for text in load.texts for _ in range(load.samples)]
-        began = time.perf_counter()
-        await asyncio.gather(*(sample(number, ids) for number, ids in enumerate(rows)))
-        return time.perf_counter() - began
+        return await bare_seconds(cast(VllmEngine, self.engine), rows, load.new_tokens, first_seed)
 
 
 def generation(folder: Path) -> Outcome:

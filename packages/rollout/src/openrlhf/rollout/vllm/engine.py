@@ -159,7 +159,7 @@ class VllmEngine:
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        llm = self._running()
+        llm = self.running_llm()
         unique = f"{request_id}#{next(self._numbers)}"  # a request may come twice, after another engine died
         self._live.add(unique)
         last = None
@@ -191,13 +191,13 @@ class VllmEngine:
 
         clear_cache: their KV cache is computed again with the new weights.
         """
-        await self._control("pause", self._running().pause_generation(mode="keep", clear_cache=clear_cache))
+        await self._control("pause", self.running_llm().pause_generation(mode="keep", clear_cache=clear_cache))
         self._paused = True
 
     async def resume(self) -> None:
         """Continue after `pause`."""
         self._paused = False
-        await self._control("resume", self._running().resume_generation())
+        await self._control("resume", self.running_llm().resume_generation())
 
     async def sleep(self) -> None:
         """Free the device memory: weights go to host memory, the KV cache is dropped. A no-op on CPU.
@@ -206,11 +206,11 @@ class VllmEngine:
         """
         if self._live and not self._paused:
             await self._control("end left-over requests", self._end_left_over())
-        await self._control("sleep", self._running().sleep(1))
+        await self._control("sleep", self.running_llm().sleep(1))
 
     async def wake(self, part: Literal["weights", "kv_cache"]) -> None:
         """Undo `sleep` for one part."""
-        await self._control("wake up", self._running().wake_up([part]))
+        await self._control("wake up", self.running_llm().wake_up([part]))
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> int:
         """End running requests, all of them by default; returns how many.
@@ -219,7 +219,7 @@ class VllmEngine:
         """
         live = [name for name in self._live if request_ids is None or name.rpartition("#")[0] in request_ids]
         if live:
-            await self._control("abort", self._running().abort(live))
+            await self._control("abort", self.running_llm().abort(live))
         return len(live)
 
     async def health(self) -> EngineHealth:
@@ -227,7 +227,7 @@ class VllmEngine:
 
         While weights are received the core can't answer; the push has time-outs of its own.
         """
-        llm = self._running()
+        llm = self.running_llm()
         if llm.errored:
             raise EngineDownError(f"{self.name}: the engine core died")
         if not self._updating:
@@ -240,7 +240,7 @@ class VllmEngine:
 
         await self._control(
             "join the weight group",
-            self._running().init_weight_transfer_engine(WeightTransferInitRequest(init_info=info)),
+            self.running_llm().init_weight_transfer_engine(WeightTransferInitRequest(init_info=info)),
         )
 
     async def receive_weights(self, plan: BucketPlan, version: int) -> None:
@@ -266,7 +266,7 @@ class VllmEngine:
         self._push_over.clear()
         if self._live and not self._paused:
             await self._push_step("end left-over requests", self._end_left_over())
-        await self._push_step(START, self._running().start_weight_update())
+        await self._push_step(START, self.running_llm().start_weight_update())
 
     async def _end_left_over(self) -> None:
         shown = ", ".join(sorted(self._live)[:SHOWN_REQUESTS])
@@ -280,7 +280,7 @@ class VllmEngine:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         request = WeightTransferUpdateRequest(update_info=info)
-        await self._push_step("receive weights", self._running().update_weights(request))
+        await self._push_step("receive weights", self.running_llm().update_weights(request))
 
     async def finish_weight_update(self, version: int) -> None:
         """Last part of a push: the new weights become `version`."""
@@ -289,15 +289,15 @@ class VllmEngine:
         self._end_push()
 
     async def _finish(self, version: int) -> None:
-        await self._running().finish_weight_update()
+        await self.running_llm().finish_weight_update()
         await self._set_version(version)
-        await self._control("reset the prefix cache", self._running().reset_prefix_cache())
+        await self._control("reset the prefix cache", self.running_llm().reset_prefix_cache())
 
     async def _leave_push(self) -> None:
         """Let workers finish that are still in a push: the last part never came, or only others failed to receive."""
         if self._unfit:
             try:
-                await self._running().finish_weight_update()
+                await self.running_llm().finish_weight_update()
             except Exception as error:
                 # workers that are in none refuse; whatever else is wrong shows at the next start
                 logger.debug("%s leaves a failed weight push: %s", self.name, error)
@@ -341,13 +341,14 @@ class VllmEngine:
                 await asyncio.wait([llm.output_handler], timeout=CONTROL_TIMEOUT_S)
             await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
 
-    def _running(self) -> AsyncLLM:
+    def running_llm(self) -> AsyncLLM:
+        """vLLM's own engine. Raises `EngineDownError` before the start and after the end."""
         if self._llm is None:
             raise EngineDownError(f"{self.name} is not running")
         return self._llm
 
     async def _set_version(self, version: int) -> None:
-        await self._control("set the weight version", self._running().update_weight_version(str(version)))
+        await self._control("set the weight version", self.running_llm().update_weight_version(str(version)))
         self.version = version
 
     async def _control(self, what: str, call: Awaitable[T], timeout_s: float = CONTROL_TIMEOUT_S) -> T:
@@ -356,11 +357,11 @@ class VllmEngine:
         try:
             while not (await asyncio.wait({task}, timeout=min(left, DEATH_POLL_S)))[0]:
                 left -= DEATH_POLL_S
-                if self._running().errored:
+                if self.running_llm().errored:
                     raise EngineDownError(f"{self.name}: the engine core died and did not {what}")
                 if left <= 0:
                     raise EngineDownError(f"{self.name} did not {what} within {timeout_s:g} s")
-            if task.exception() is not None and self._running().errored:
+            if task.exception() is not None and self.running_llm().errored:
                 raise EngineDownError(f"{self.name}: the engine core died and did not {what}") from task.exception()
             return task.result()
         finally:
