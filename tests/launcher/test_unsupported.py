@@ -18,7 +18,7 @@ from support.flag_values import another
 
 PACKAGES = Path(__file__).parents[2] / "packages"
 DESCRIPTIONS = re.compile(  # modules that describe, check or translate flags without honouring them
-    r"/config\.py$|/(supervised_config|unsupported|resolve|old_names|commands|flags|suggestions)\.py$|/(rules|plan)/"
+    r"(?<!/zero)/config\.py$|/(supervised_config|unsupported|resolve|old_names|commands|flags|suggestions)\.py$|/(rules|plan)/"
 )
 
 

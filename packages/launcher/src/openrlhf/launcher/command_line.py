@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from openrlhf.launcher.commands import SERVE_RM, TRAIN_PPO_RAY, Command, unsupported
 from openrlhf.launcher.config import TrainPPOConfig
@@ -15,18 +15,12 @@ from openrlhf.launcher.help_text import help_text
 from openrlhf.launcher.machine import Machine, detect_machine, running_ray
 from openrlhf.launcher.parsing import Parsed, UsageError, parse, wants_help
 from openrlhf.launcher.redaction import find_secrets, redact, redact_uncaught, remember, remember_variables
-from openrlhf.launcher.resolve import resolve, resolve_serve_rm, resolve_supervised
-from openrlhf.launcher.rules.check import (
-    check_ranges,
-    check_rules,
-    check_serve_rules,
-    check_supervised_rules,
-    warnings_of,
-)
-from openrlhf.launcher.rules.violation import Violation
 from openrlhf.launcher.saved import config_toml, keep_run_name
 from openrlhf.launcher.secret_flags import take_secret_flags
 from openrlhf.launcher.subcommand_parser import SubcommandParser, split_at_dashes
+
+if TYPE_CHECKING:
+    from openrlhf.launcher.rules.violation import Violation
 
 USAGE_EXIT = 2
 WARNING = "warning: "
@@ -49,6 +43,16 @@ def finish(command: Command, asked: Any, machine: Machine) -> tuple[Any, list[st
 
 def check_config(command: Command, asked: Any, machine: Machine) -> tuple[Any, list[Violation], list[str]]:
     """The resolved configuration, the rules that it breaks, and the lines to print before the work."""
+    # the rules ask the code that they speak of, which help texts and misspelt flags need not wait for
+    from openrlhf.launcher.resolve import resolve, resolve_serve_rm, resolve_supervised
+    from openrlhf.launcher.rules.check import (
+        check_ranges,
+        check_rules,
+        check_serve_rules,
+        check_supervised_rules,
+        warnings_of,
+    )
+
     if command is TRAIN_PPO_RAY:
         config, notes = resolve(asked, machine)
         warnings = [f"{WARNING}{text}" for text in warnings_of(config, machine)]
