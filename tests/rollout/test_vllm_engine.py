@@ -1,4 +1,4 @@
-"""The engine on real vLLM: one host process with a tied and an untied model, shared by all tests."""
+"""The engine on real vLLM: one host process with a tied and an untied model and a mixture, shared by all tests."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from openrlhf.agents.engine import Generation, SamplingParams
@@ -23,7 +24,7 @@ from openrlhf.rollout.sync_check import check_sequences, mean_difference
 from openrlhf.rollout.weights.sender import SendReport, WeightSender
 from openrlhf.rollout.weights.wire import plan_buckets, specs_of
 from support.rollout_engine import EngineHost, RemoteError
-from support.tiny_models import tiny_qwen3
+from support.tiny_models import tiny_qwen3, tiny_qwen3_moe
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(1000)]
 
@@ -37,7 +38,9 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.current: dict[str, torch.nn.Module] = {}
-        self.versions = {"tied": 0, "untied": 0}
+        self.versions = {"tied": 0, "untied": 0, "mixture": 0}
+        self.sent: dict[str, list[tuple[str, torch.Tensor]]] = {}
+        """What a push sends: the tensors of the checkpoint, in which every expert has its own."""
         self._senders: dict[str, WeightSender] = {}
         self.generation = 0
         self._models = 0
@@ -53,7 +56,9 @@ class Stage:
 
     def new_model(self, name: str) -> str:
         self._models += 1
-        path = tiny_qwen3(self.folder / f"{name}-{self._models}", tied=name == "tied", seed=self._models)
+        path, seed = str(self.folder / f"{name}-{self._models}"), self._models
+        path = tiny_qwen3_moe(path, seed) if name == "mixture" else tiny_qwen3(path, tied=name == "tied", seed=seed)
+        self.sent[name] = sorted(load_file(Path(path) / "model.safetensors").items())
         self.current[name] = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         return path
 
@@ -71,7 +76,7 @@ class Stage:
         self.new_model(name)
         sender = self._senders.get(name) or self.connect(name)
         version = self.versions[name] + 1
-        named = list(self.current[name].named_parameters())
+        named = self.sent[name]
         plan = plan_buckets(specs_of(named), 100_000)
         receiving = self.host.submit(name, "receive_weights", plan, version)
         report = sender.send([[pair] for pair in named], plan, version)
@@ -252,7 +257,7 @@ def test_stop_strings_and_stop_tokens(stage: Stage) -> None:
     assert len(by_string.logprobs) == len(by_string.token_ids)
 
 
-@BOTH
+@pytest.mark.parametrize("name", ["tied", "untied", "mixture"])
 def test_after_a_push_the_engine_computes_the_new_weights(stage: Stage, name: str) -> None:  # B128
     prompt = list(range(20, 130))  # several cache blocks, cached under the old weights
     stage.generate(name, prompt, max_tokens=4)
@@ -273,7 +278,7 @@ def test_after_a_push_the_engine_computes_the_new_weights(stage: Stage, name: st
 def test_a_failed_push_makes_the_engine_unfit_until_a_whole_one(stage: Stage) -> None:
     stage.push("tied")
     sender = stage.connect("tied")
-    named = list(stage.current["tied"].named_parameters())
+    named = stage.sent["tied"]
     plan = plan_buckets(specs_of(named), 100_000)
     receiving = stage.host.submit("tied", "receive_weights", plan, 99)
     with pytest.raises(ValueError, match="without 4 planned weights"):
@@ -293,7 +298,7 @@ def test_a_failed_push_makes_the_engine_unfit_until_a_whole_one(stage: Stage) ->
 
 def test_an_engine_told_another_plan_than_the_sender_refuses_it(stage: Stage) -> None:
     sender = stage.connect("untied")
-    named = list(stage.current["untied"].named_parameters())
+    named = stage.sent["untied"]
     plan, other = plan_buckets(specs_of(named), 100_000), plan_buckets(specs_of(named), 90_000)
     receiving = stage.host.submit("untied", "receive_weights", other, 50)
     sending = stage.pool.submit(sender.send, [named], plan, 50)
@@ -336,7 +341,7 @@ def test_requests_that_come_during_a_push_wait_for_its_end(stage: Stage) -> None
     stage.push(name)
     stage.host.call(name, "pause")
     stage.new_model(name)
-    named = list(stage.current[name].named_parameters())
+    named = stage.sent[name]
     plan, version = plan_buckets(specs_of(named), 100_000), stage.versions[name] + 1
     receiving = stage.host.submit(name, "receive_weights", plan, version)
     time.sleep(0.1)

@@ -9,6 +9,8 @@ never runs a step on a half-loaded model.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,6 +20,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -82,11 +86,12 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         succeeded; it can still run a step without crashing, since every layer is back in its working state.
         """
         info = self.parse_update_info(update_info)
-        initialize_layerwise_reload(self.model)
-        try:
-            self.receive_weights(info)
-        finally:
-            finalize_layerwise_reload(self.model, self.model_config)
+        with _packing_experts(self.model):
+            initialize_layerwise_reload(self.model)
+            try:
+                self.receive_weights(info)
+            finally:
+                finalize_layerwise_reload(self.model, self.model_config)
         _repack_tied_lm_head(self.model)
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -107,6 +112,37 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         if self._group is not None:
             self._group.close()
         self._group = None
+
+
+@contextmanager
+def _packing_experts(model: torch.nn.Module) -> Iterator[None]:
+    """Pack the experts of a mixture whenever a layer is reloaded.
+
+    Upstream fault (vLLM 0.32, CPU): `UnquantizedFusedMoEMethod._setup_kernel` packs them for the grouped matrix product
+    only when there is no kernel yet. A reload writes them unpacked over the packed ones, which the kernel then reads in
+    a wrong order, or fails where packing pads them. Must go once a reload packs them itself, since it would be done
+    twice; tests/rollout compares log-probs after pushes to a mixture.
+    """
+    methods = [m for m in model.modules() if isinstance(m, UnquantizedFusedMoEMethod)]
+    for method in methods:
+        experts = method.moe_kernel and method.moe_kernel.fused_experts
+        if isinstance(experts, CPUUnquantizedExperts):
+            vars(method)["process_weights_after_loading"] = _processing_and_packing(method, experts)
+    try:
+        yield
+    finally:
+        for method in methods:
+            vars(method).pop("process_weights_after_loading", None)
+
+
+def _processing_and_packing(method: UnquantizedFusedMoEMethod, experts: CPUUnquantizedExperts) -> Callable[[Any], None]:
+    process = method.process_weights_after_loading
+
+    def process_and_pack(layer: Any) -> None:
+        process(layer)
+        experts.process_weights_after_loading(layer)
+
+    return process_and_pack
 
 
 def _repack_tied_lm_head(model: torch.nn.Module) -> None:
