@@ -11,7 +11,7 @@ import pytest
 
 from openrlhf.launcher.commands import COMMANDS, TRAIN_PPO_RAY
 from openrlhf.launcher.parsing import UsageError, parse, wants_help
-from support.cpu_time import bare_interpreters
+from support.cpu_time import small_programs
 from support.launcher_flags import parse_train_ppo
 
 
@@ -173,11 +173,11 @@ def test_help_is_recognised() -> None:
         (["--pretrain", "x"], 2, "--pretrain is now --actor.model_name_or_path"),
     ],
 )
-def test_answers_cost_a_few_bare_interpreters_and_load_no_torch(argv: list[str], status: int, text: str) -> None:
+def test_answers_cost_a_few_small_programs_and_load_no_torch(argv: list[str], status: int, text: str) -> None:
     check = "import sys; from openrlhf.cli.train_ppo_ray import main; s = main(sys.argv[1:]);"
     check += "heavy = {'torch', 'ray', 'vllm', 'transformers', 'deepspeed', 'datasets'} & set(sys.modules);"
     check += "sys.exit(99 if heavy else s)"
     command = [sys.executable, "-c", check, *argv]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, text in done.stdout + done.stderr) == (status, True), done.stderr
-    assert bare_interpreters(check, *argv) < 12
+    assert small_programs(check, *argv) < 4
