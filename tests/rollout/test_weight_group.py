@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -135,9 +134,10 @@ def test_an_engine_that_fails_while_it_loads_frees_the_trainer_at_once(pool: Thr
             group.close()
             errors.append(error)
 
-    loading, began = pool.submit(load), time.monotonic()
-    with pytest.raises(RuntimeError):
+    loading = pool.submit(load)
+    with pytest.raises(RuntimeError) as caught:
         sender.send([named], plan, 1)
-    assert time.monotonic() - began < 10
+    # gloo says "Connection reset by peer" when the stream ended, "Application timeout" when the trainer waited in vain
+    assert "timeout" not in str(caught.value).lower()
     loading.result(5)
     assert len(errors) == 1
