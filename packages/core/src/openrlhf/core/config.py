@@ -24,6 +24,27 @@ KLEstimator = Literal["k1", "k2", "k3"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Truncation:
+    """What sampling leaves of a distribution: see `truncation.kept_mask`. By default all of it.
+
+    top_p in (0, 1]; top_k: 0 or less is off; min_p in [0, 1].
+    """
+
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.top_p <= 1 and 0 <= self.min_p <= 1):
+            raise ValueError(f"`top_p` {self.top_p!r} must be in (0, 1], `min_p` {self.min_p!r} in [0, 1]")
+
+    @property
+    def active(self) -> bool:
+        """Whether it may leave a token out."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class PolicyLossConfig:
     """Policy loss: part of `--actor.*`."""
 

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from openrlhf.core.config import Truncation
 from openrlhf.core.masks import at_least_fp32
+from openrlhf.core.truncation import KeptTiles, KeptTokens, collect_kept
 
 # Tile sizes (tokens, vocabulary). CPU: 8 MiB of float32, near the caches and below malloc's mmap threshold, so that
 # pages are reused. Elsewhere 256 MiB: enough work per kernel.
@@ -26,8 +28,12 @@ _DEVICE_TILE = (4096, 16384)
 _LOG_ZERO = -1e4
 
 
-def logprobs_from_logits(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+def logprobs_from_logits(
+    logits: Tensor, targets: Tensor, temperature: float = 1.0, kept: KeptTokens | None = None
+) -> Tensor:
     """log softmax(logits / temperature) at targets. logits [..., V], targets [...] int64; returns [...] float32.
+
+    kept: the softmax is over these tokens alone; -inf for a target outside.
 
     Raises:
         ValueError: temperature not > 0, or shapes that differ.
@@ -36,13 +42,14 @@ def logprobs_from_logits(logits: Tensor, targets: Tensor, temperature: float = 1
     if logits.shape[:-1] != targets.shape:
         raise ValueError(f"logits {tuple(logits.shape)} and targets {tuple(targets.shape)} must agree but for V")
     rows = logits.reshape(-1, logits.shape[-1])
-    return _GivenLogits.apply(rows, targets.reshape(-1), temperature, False, _tile(logits))[0].reshape(targets.shape)
+    args = temperature, False, _tile(logits), _tiles(kept)
+    return _GivenLogits.apply(rows, targets.reshape(-1), *args)[0].reshape(targets.shape)
 
 
-def entropy_from_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
+def entropy_from_logits(logits: Tensor, temperature: float = 1.0, kept: KeptTokens | None = None) -> Tensor:
     """-sum p log p in nats of p = softmax(logits / temperature). logits [..., V]; returns [...] float32.
 
-    Tokens of probability 0 contribute 0 to the entropy and to its gradient.
+    Tokens of probability 0 contribute 0 to the entropy and to its gradient. kept: the others have probability 0.
 
     Raises:
         ValueError: temperature not > 0.
@@ -50,7 +57,35 @@ def entropy_from_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
     _check_temperature(temperature)
     rows = logits.reshape(-1, logits.shape[-1])
     none = torch.zeros(len(rows), dtype=torch.long, device=logits.device)
-    return _GivenLogits.apply(rows, none, temperature, True, _tile(logits))[1].reshape(logits.shape[:-1])
+    args = temperature, True, _tile(logits), _tiles(kept)
+    return _GivenLogits.apply(rows, none, *args)[1].reshape(logits.shape[:-1])
+
+
+@torch.no_grad()
+def kept_from_logits(
+    logits: Tensor, targets: Tensor, truncation: Truncation, temperature: float = 1.0
+) -> tuple[KeptTokens, Tensor]:
+    """What truncation keeps of softmax(logits / temperature); see `collect_kept`. logits [N, V], targets [N] int64."""
+    _check_temperature(temperature)
+    chunks = (_tempered(logits[rows], temperature) for rows in _whole_rows(logits, logits.shape[1]))
+    return collect_kept(chunks, targets, truncation)
+
+
+@torch.no_grad()
+def kept_tokens(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    truncation: Truncation,
+    temperature: float = 1.0,
+    bias: Tensor | None = None,
+) -> tuple[KeptTokens, Tensor]:
+    """The same of softmax((hidden weight^T + bias) / temperature), a tile of whole rows of logits at a time."""
+    _check_temperature(temperature)
+    _check_head(hidden, weight, targets, bias)
+    head = _Head(weight, bias, temperature)
+    chunks = (head.logits(hidden, rows, slice(0, len(weight))) for rows in _whole_rows(hidden, len(weight)))
+    return collect_kept(chunks, targets, truncation)
 
 
 def token_logprobs(
@@ -62,6 +97,7 @@ def token_logprobs(
     with_entropy: bool = False,
     chunk_tokens: int | None = None,
     chunk_vocab: int | None = None,
+    kept: KeptTokens | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """(log-probs [N], entropies [N] or None) of softmax((hidden weight^T + bias) / temperature), float32.
 
@@ -71,6 +107,7 @@ def token_logprobs(
     chunk_tokens, chunk_vocab: size of a tile of logits, by default 512 x 4096 on CPU and 4096 x 16384 elsewhere; they
     change memory and rounding, nothing else.
     Entropy: -sum p log p in nats, where tokens of probability 0 contribute 0, also to the gradient.
+    kept: the softmax is over these tokens alone; others have probability 0, and no gradient flows to their logits.
 
     Raises:
         ValueError: shapes or dtypes that do not fit; temperature, chunk_tokens or chunk_vocab not > 0.
@@ -81,7 +118,8 @@ def token_logprobs(
     tile = (tokens if chunk_tokens is None else chunk_tokens, vocab if chunk_vocab is None else chunk_vocab)
     if min(tile) <= 0:
         raise ValueError(f"chunk_tokens and chunk_vocab must be > 0, got {tile!r}")
-    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, targets, bias, temperature, with_entropy, tile)
+    args = temperature, with_entropy, tile, _tiles(kept)
+    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, targets, bias, *args)
     return logprobs, entropy if with_entropy else None
 
 
@@ -89,20 +127,37 @@ def _tile(like: Tensor) -> tuple[int, int]:
     return _CPU_TILE if like.device.type == "cpu" else _DEVICE_TILE
 
 
+def _tiles(kept: KeptTokens | None) -> KeptTiles | None:
+    return None if kept is None else KeptTiles(kept)
+
+
+def _whole_rows(like: Tensor, vocab: int) -> Iterator[slice]:
+    """Chunks of tokens whose whole rows of logits are as large as a tile."""
+    tokens, columns = _tile(like)
+    return _slices(len(like), max(tokens * columns // vocab, 1))
+
+
 class _GivenLogits(torch.autograd.Function):
     """Saves the logits, which are there anyway, and two numbers per token."""
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool, tile: tuple[int, int]
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        temperature: float,
+        with_entropy: bool,
+        tile: tuple[int, int],
+        kept: KeptTiles | None,
     ) -> tuple[Tensor, Tensor]:
         state = _OnlineSoftmax(at_least_fp32(logits[:0]), len(targets), with_entropy)
         for rows in _slices(len(targets), tile[0]):
             for columns in _slices(logits.shape[1], tile[1]):
-                state.add(_tempered(logits[rows, columns], temperature), rows, _Targets.of(targets, rows, columns))
+                z = _hide(_tempered(logits[rows, columns], temperature), kept, rows, columns)
+                state.add(z, rows, _Targets.of(targets, rows, columns))
         lse, entropy = state.log_sum_exp(), state.entropy()
         ctx.save_for_backward(logits, targets, lse, entropy)
-        ctx.temperature, ctx.with_entropy, ctx.tile = temperature, with_entropy, tile
+        ctx.temperature, ctx.with_entropy, ctx.tile, ctx.kept = temperature, with_entropy, tile, kept
         return state.target_logit - lse, entropy
 
     @staticmethod
@@ -116,9 +171,15 @@ class _GivenLogits(torch.autograd.Function):
         for rows in _slices(len(targets), ctx.tile[0]):
             h = (grad_entropy[rows], entropy[rows]) if ctx.with_entropy else None
             for columns in _slices(logits.shape[1], ctx.tile[1]):
-                z, inside = _tempered(logits[rows, columns], ctx.temperature), _Targets.of(targets, rows, columns)
+                z = _hide(_tempered(logits[rows, columns], ctx.temperature), ctx.kept, rows, columns)
+                inside = _Targets.of(targets, rows, columns)
                 grad_logits[rows, columns] = _logits_grad(z, inside, lse[rows], grad_logprobs[rows], h)
-        return grad_logits, None, None, None, None
+        return grad_logits, *[None] * 5
+
+
+def _hide(logits: Tensor, kept: KeptTiles | None, rows: slice, columns: slice) -> Tensor:
+    """The tile, where given without the tokens that are not kept."""
+    return logits if kept is None else kept.hide_(logits, rows, columns)
 
 
 def _tempered(logits: Tensor, temperature: float) -> Tensor:
@@ -139,8 +200,9 @@ class _TokenLogprobs(torch.autograd.Function):
         temperature: float,
         with_entropy: bool,
         tile: tuple[int, int],
+        kept: KeptTiles | None,
     ) -> tuple[Tensor, Tensor]:
-        head = _Head(weight, bias, temperature)
+        head = _Head(weight, bias, temperature, kept)
         state = _OnlineSoftmax(at_least_fp32(hidden[:0]), len(targets), with_entropy)
         for columns in _slices(len(weight), tile[1]):
             for rows in _slices(len(targets), tile[0]):
@@ -149,7 +211,7 @@ class _TokenLogprobs(torch.autograd.Function):
         lse = state.log_sum_exp()
         entropy = state.entropy()
         ctx.save_for_backward(hidden, weight, targets, bias, lse, entropy)
-        ctx.temperature, ctx.with_entropy, ctx.tile = temperature, with_entropy, tile
+        ctx.temperature, ctx.with_entropy, ctx.tile, ctx.kept = temperature, with_entropy, tile, kept
         return state.target_logit - lse, entropy
 
     @staticmethod
@@ -160,7 +222,7 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden, weight, targets, bias, lse, entropy = ctx.saved_tensors
         want_hidden, want_weight, _, want_bias = ctx.needs_input_grad[:4]
         grad_logprobs, grad_entropy = (g / ctx.temperature for g in grad_outputs)
-        head = _Head(weight, bias, ctx.temperature)
+        head = _Head(weight, bias, ctx.temperature, ctx.kept)
         grad_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if want_hidden else None
         grad_weight = torch.empty_like(weight) if want_weight else None
         grad_bias = lse.new_zeros(len(weight)) if want_bias else None
@@ -185,23 +247,24 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_weight,
             None,
             None if grad_bias is None else grad_bias.to(bias.dtype),
-            *[None] * 3,
+            *[None] * 4,
         )
 
 
 @dataclass(frozen=True)
 class _Head:
-    """The projection to the vocabulary."""
+    """The projection to the vocabulary, where given without what is not kept."""
 
     weight: Tensor
     bias: Tensor | None
     temperature: float
+    kept: KeptTiles | None = None
 
     def logits(self, hidden: Tensor, rows: slice, columns: slice) -> Tensor:
         """A fresh tile of tempered logits in at least float32, free to be overwritten."""
         bias = None if self.bias is None else self.bias[columns]
         z = at_least_fp32(torch.nn.functional.linear(hidden[rows], self.weight[columns], bias))
-        return z if self.temperature == 1.0 else z.div_(self.temperature)
+        return _hide(z if self.temperature == 1.0 else z.div_(self.temperature), self.kept, rows, columns)
 
 
 @dataclass(frozen=True)
