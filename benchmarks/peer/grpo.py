@@ -1,76 +1,83 @@
-"""The peer: TRL's GRPOTrainer on the quickstart's task, model and batch sizes, in one process on CPU.
+"""The peer: TRL's GRPOTrainer on a job of `compare.py`, in one process on CPU with two threads.
 
-Runs in the environment that `run.sh` makes, not in ours. Prints one line of JSON.
-usage: grpo.py MODEL_FOLDER TRAIN_JSONL ROLLOUT_STEPS
+Runs in the environment that `compare.py` makes, not in ours. After each rollout step it prints a line `@step {...}` and
+waits for one on its standard input.
+usage: grpo.py JOB_JSON
 """
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import tempfile
-import time
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
+import vowels
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-SAMPLES_PER_PROMPT = 8
-SAMPLES_PER_STEP = 128
-TRAIN_BATCH = 64
-UPDATES_PER_STEP = SAMPLES_PER_STEP // TRAIN_BATCH
+THREADS = 2
+"""What is fastest for it on two cores, in both jobs."""
 
 
-class Marks(TrainerCallback):
-    """The time of every optimiser step and the rewards logged."""
+class Gate(TrainerCallback):
+    """Reports every rollout step and waits for its turn. The step's metrics are logged after its end: one step late."""
 
-    def __init__(self) -> None:
-        self.times: list[float] = []
-        self.rewards: list[float] = []
-
-    def on_step_end(self, args, state, control, **kwargs) -> None:
-        self.times.append(time.perf_counter())
+    def __init__(self, updates: int) -> None:
+        self.updates = updates
+        self.metrics: dict[str, float] = {}
 
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
-        if logs and "reward" in logs:
-            self.rewards.append(logs["reward"])
+        logs = logs or {}
+        names = {"reward": "reward", "completions/mean_length": "length"}
+        self.metrics = {ours: float(logs[name]) for name, ours in names.items() if name in logs}
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        if state.global_step % self.updates == 0:
+            print("@step", json.dumps(self.metrics), flush=True)
+            sys.stdin.readline()
 
 
 def exact_match(prompts, completions, label, **kwargs) -> list[float]:
     return [float(c[0]["content"] == wanted) for c, wanted in zip(completions, label, strict=True)]
 
 
-def load_prompts(path: Path, steps: int) -> Dataset:
-    lines = path.read_text(encoding="utf-8").splitlines()[: steps * SAMPLES_PER_STEP // SAMPLES_PER_PROMPT]
-    rows = [json.loads(line) for line in lines]
+def share_of_vowels(prompts, completions, **kwargs) -> list[float]:
+    return [vowels.share_of_vowels(c) for c in completions]
+
+
+REWARDS = {"exact": exact_match, "vowels": share_of_vowels}
+
+
+def load_prompts(path: Path, *, chat: bool) -> Dataset:
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return Dataset.from_list(
-        [{"prompt": [{"role": "user", "content": r["prompt"]}], "label": r["label"]} for r in rows]
+        [{**row, "prompt": [{"role": "user", "content": row["prompt"]}] if chat else row["prompt"]} for row in rows]
     )
 
 
-def main(model_folder: str, train_data: str, steps: int) -> None:
-    started = time.perf_counter()
-    torch.set_num_threads(2)
-    marks = Marks()
+def main(job: dict[str, Any]) -> None:
+    torch.set_num_threads(THREADS)
+    samples = job["prompts"] * job["samples"]
+    updates = samples // job["train_batch"]
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
             output_dir=folder,
-            per_device_train_batch_size=TRAIN_BATCH,
-            gradient_accumulation_steps=1,
-            generation_batch_size=SAMPLES_PER_STEP,
-            num_generations=SAMPLES_PER_PROMPT,
-            max_completion_length=10,
+            per_device_train_batch_size=job["micro_batch"],
+            gradient_accumulation_steps=job["train_batch"] // job["micro_batch"],
+            generation_batch_size=samples,
+            num_generations=job["samples"],
+            max_completion_length=job["new_tokens"],
             temperature=1.0,
             beta=0.0,
-            learning_rate=5e-4,
+            learning_rate=job["lr"],
             lr_scheduler_type="constant",
-            max_steps=UPDATES_PER_STEP * steps,
-            logging_steps=UPDATES_PER_STEP,
+            max_steps=updates * job["steps"],
+            logging_steps=updates,
             save_strategy="no",
             report_to=[],
             use_cpu=True,
@@ -80,26 +87,16 @@ def main(model_folder: str, train_data: str, steps: int) -> None:
             seed=1,
         )
         trainer = GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32),
-            reward_funcs=exact_match,
+            model=AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32),
+            reward_funcs=REWARDS[job["reward"]],
             args=config,
-            train_dataset=load_prompts(Path(train_data), steps),
-            processing_class=AutoTokenizer.from_pretrained(model_folder, padding_side="left"),
-            callbacks=[marks],
+            train_dataset=load_prompts(Path(job["data"]), chat=job["prompt_tokens"] == 0),
+            processing_class=AutoTokenizer.from_pretrained(job["model"], padding_side="left"),
+            callbacks=[Gate(updates)],
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    ends = marks.times[UPDATES_PER_STEP - 1 :: UPDATES_PER_STEP]
-    step_seconds = [b - a for a, b in pairwise(ends)]
-    result = {
-        "median_step_s": round(statistics.median(step_seconds), 3),
-        "first_update_s": round(marks.times[0] - started, 1),
-        "total_s": round(time.perf_counter() - started, 1),
-        "reward_first": marks.rewards[0],
-        "reward_last": marks.rewards[-1],
-    }
-    print(json.dumps(result))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(json.loads(sys.argv[1]))
