@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from openrlhf.core.tables import ESTIMATORS, POLICY_LOSSES, Estimator
+from openrlhf.core.tables import ESTIMATORS, POLICY_LOSSES, Estimator, PolicyLoss
 from openrlhf.launcher.commands import (
     LORA_COMBINER,
     REFUSED,
@@ -103,10 +103,11 @@ def estimators() -> list[str]:
 def policy_losses() -> list[str]:
     """The table of policy losses."""
     rows = [
-        (row.title, code(name), row.summary, code(row.agg_mode or "") or "any", row.source)
+        (row.title, code(name), row.summary, settings(row), code(row.agg_mode or "") or "any", row.source)
         for name, row in POLICY_LOSSES.items()
     ]
-    return markdown("name", "`--actor.policy_loss_type`", "loss", "`--actor.loss_agg_mode`", "source", rows=rows)
+    columns = ("name", "`--actor.policy_loss_type`", "loss", "its settings", "`--actor.loss_agg_mode`", "source")
+    return markdown(*columns, rows=rows)
 
 
 def markdown(*columns: str, rows: Sequence[Sequence[str]]) -> list[str]:
@@ -117,6 +118,11 @@ def markdown(*columns: str, rows: Sequence[Sequence[str]]) -> list[str]:
 def more(row: Estimator) -> str:
     """How many samples of a prompt an estimator takes."""
     return f"{row.min_samples} or more"
+
+
+def settings(row: PolicyLoss) -> str:
+    """The flags that a loss reads."""
+    return ", ".join(code(f"--actor.{name}") for name in row.settings.split())
 
 
 def yes(holds: bool) -> str:

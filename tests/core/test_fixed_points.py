@@ -214,6 +214,18 @@ def test_expected_gradient_by_monte_carlo(estimator: str, factor: float) -> None
     assert float(error.norm() / (factor * TRUE_GRADIENT).norm()) < 0.01
 
 
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
+def test_maxrl_follows_the_log_of_the_success_rate(p: float, n: int) -> None:
+    """On the success logit: (1 - (1 - p)^(n - 1)) times the gradient of log p, which is 1 - p; exactly."""
+    outcomes = torch.tensor(list(product((0.0, 1.0), repeat=n)), dtype=F64)
+    ids = torch.arange(len(outcomes)).repeat_interleave(n)
+    advantages = group_baseline("maxrl", outcomes.flatten(), ids).rewards.view(-1, n)
+    law = (outcomes * math.log(p) + (1 - outcomes) * math.log(1 - p)).sum(-1).exp()
+    gradient_of_groups = (advantages * (outcomes - p)).mean(-1)
+    assert float((law * gradient_of_groups).sum()) == pytest.approx((1 - (1 - p) ** (n - 1)) * (1 - p), abs=1e-12)
+
+
 @pytest.mark.parametrize(("q", "expected"), [(0.1, 0.19596), (0.25, 0.35536), (0.5, 0.43395), (0.9, 0.19596)])
 def test_expected_coefficient_of_grpo(q: float, expected: float) -> None:
     """On the success logit, binary reward, groups of 8: exactly by the binomial law, and by Monte Carlo within 1 %."""

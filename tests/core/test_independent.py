@@ -214,11 +214,12 @@ def test_group_baseline(estimator: str, groups: list[list[float]], seed: int) ->
             "group_norm": centred / (statistics.stdev(group) + 1e-9),
             "dr_grpo": centred,
             "reinforce_baseline": centred,
+            "maxrl": centred / statistics.fmean(group) if statistics.fmean(group) > 1e-9 else 0.0,
         }.get(estimator, reward)
         if len(set(group)) == 1 and estimator not in ("gae", "reinforce"):
             assert value == 0.0
         else:
-            assert value == pytest.approx(expected, abs=1e-6)
+            assert value == pytest.approx(expected, rel=1e-6, abs=1e-6)
     stds = [statistics.stdev(group) for group in groups]
     assert found.group_std == pytest.approx(statistics.fmean(stds) if stds else 0.0, abs=1e-9)
 

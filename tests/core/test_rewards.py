@@ -38,6 +38,7 @@ def vec(*values: float) -> torch.Tensor:
         ("group_norm", [1.5, -0.5, -0.5, -0.5]),  # unbiased std
         ("dr_grpo", [0.75, -0.25, -0.25, -0.25]),
         ("reinforce_baseline", [0.75, -0.25, -0.25, -0.25]),
+        ("maxrl", [3, -1, -1, -1]),
         ("reinforce", [1, 0, 0, 0]),
         ("gae", [1, 0, 0, 0]),
     ],
@@ -59,6 +60,7 @@ def test_baseline_of_one_group(estimator: str, expected: list[float]) -> None:
         ("rloo", [-2, 0, 2]),
         ("dr_grpo", [-1, 0, 1]),
         ("reinforce_baseline", [-1, 0, 1]),
+        ("maxrl", [-0.5, 0, 0.5]),
         ("reinforce", [1, 0, 3]),
         ("gae", [1, 0, 3]),
     ],
@@ -118,7 +120,12 @@ def test_order_of_arrival_is_irrelevant(estimator: str) -> None:
     check(group_baseline(estimator, rewards[order], ids[order]).rewards, reference[order], 1e-12)
 
 
-@pytest.mark.parametrize("estimator", GROUPS)
+@pytest.mark.parametrize("rewards", [(-1.0, 1.0), (0.0, 0.0), (-3.0, 1.0), (0.1, -0.3, 0.2)])
+def test_maxrl_has_nothing_to_say_without_a_success_on_balance(rewards: tuple[float, ...]) -> None:
+    assert group_baseline("maxrl", vec(*rewards), [0] * len(rewards)).rewards.tolist() == [0.0] * len(rewards)
+
+
+@pytest.mark.parametrize("estimator", sorted(set(GROUPS) - {"maxrl"}))
 def test_a_constant_added_to_all_rewards_of_a_prompt_changes_nothing(estimator: str) -> None:
     rewards = vec(0, 1, 2, 5)
     reference = group_baseline(estimator, rewards, [0] * 4).rewards

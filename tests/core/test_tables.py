@@ -15,7 +15,8 @@ import torch
 from openrlhf.core import tables
 from openrlhf.core.advantages import RETURNS, compute_advantages
 from openrlhf.core.config import AdvantageConfig, PolicyLossConfig
-from openrlhf.core.losses.policy import RATIOS, SURROGATES, SurrogateTerms, policy_loss
+from openrlhf.core.losses.policy import policy_loss
+from openrlhf.core.losses.surrogates import RATIOS, SURROGATES, SurrogateTerms
 from openrlhf.core.rewards import BASELINES, group_baseline
 from openrlhf.core.tables import ESTIMATORS, POLICY_LOSSES, Estimator, PolicyLoss
 from support.core_helpers import check, mask, rows
@@ -37,6 +38,7 @@ def test_facts_of_the_estimators() -> None:
         "reinforce_baseline": (False, False, True, True, 2),
         "group_norm": (False, False, False, True, 2),
         "dr_grpo": (False, False, False, True, 2),
+        "maxrl": (False, False, False, True, 2),
     }
 
 
@@ -45,6 +47,13 @@ def test_facts_of_the_losses() -> None:
     assert facts == {
         "ppo": ("token", False, "clip", None),
         "gspo": ("sequence", True, "clip", "seq-mean-token-mean"),
+        "gspo_token": ("sequence_token", True, "clip", "seq-mean-token-mean"),
+        "cispo": ("token", False, "weight", None),
+        "sapo": ("token", False, "soft", "seq-mean-token-mean"),
+        "dppo_tv": ("token", False, "mask_tv", None),
+        "dppo_kl": ("token", False, "mask_kl", None),
+        "drpo": ("token", False, "quadratic", None),
+        "vespo": ("sequence_product", True, "gamma", None),
     }
 
 
@@ -73,13 +82,13 @@ def test_the_tables_load_no_ml_library() -> None:
 
 def test_no_code_compares_with_a_name() -> None:
     """In no package does a name of a row stand as a word of its own, except in the tables and as a default."""
-    names = "|".join(ESTIMATORS.keys() | {"gspo"})
+    names = "|".join(ESTIMATORS.keys() | POLICY_LOSSES.keys() - {"ppo"})
     quoted = re.compile(rf"""(?<![\w`])(["'])({names})\1""")
     allowed = {
         ("tables.py", "gae"),
         ("config.py", "gae"),
         ("advantages.py", "gae"),  # the key of a function
-        *(("known_names.py", n) for n in ("gspo", "rloo", "reinforce_baseline", "group_norm")),
+        *(("known_names.py", n) for n in ("gspo", "cispo", "sapo", "rloo", "reinforce_baseline", "group_norm")),
     }
     found = {
         (path.name, match[2])
@@ -92,7 +101,7 @@ def test_no_code_compares_with_a_name() -> None:
 
 def test_an_unknown_name_is_an_error_everywhere() -> None:
     estimator = r"`advantage\.estimator` 'flash' is unknown: choose one of gae, reinforce, rloo, "
-    loss = r"`policy_loss_type` 'flash' is unknown: choose one of ppo, gspo$"
+    loss = r"`policy_loss_type` 'flash' is unknown: choose one of ppo, gspo, gspo_token, cispo, "
     x, m = rows([1.0]), mask([1])
     for call, message in (
         (lambda: group_baseline("flash", vec(1, 0), [0, 0]), estimator),
@@ -111,7 +120,7 @@ def test_a_new_estimator_is_a_row_and_its_function(monkeypatch: pytest.MonkeyPat
     row = Estimator(title="New", summary="s", source="s", discounts=True, **parts)  # pyright: ignore[reportArgumentType]
     monkeypatch.setitem(ESTIMATORS, "new", row)
     monkeypatch.setitem(RETURNS, "immediate", lambda rewards, m, values, gamma, lambd: (rewards * m * gamma, rewards))  # pyright: ignore[reportArgumentType]
-    monkeypatch.setitem(BASELINES, "maximum", lambda centred, n, std: centred - std * n)  # pyright: ignore[reportArgumentType]
+    monkeypatch.setitem(BASELINES, "maximum", lambda x: x.centred - x.std * x.n)  # pyright: ignore[reportArgumentType]
     advantages, _ = compute_advantages("new", rows([3.0, 5.0]), mask([1, 1]), gamma=0.5)
     check(advantages, [[1.5, 2.5]])
     check(group_baseline("new", vec(1, 3), [0, 0]).rewards, vec(-1 - 2 * 2**0.5, 1 - 2 * 2**0.5), 1e-12)
@@ -119,7 +128,7 @@ def test_a_new_estimator_is_a_row_and_its_function(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_new_loss_is_a_row_and_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As CISPO would be: the bounded ratio is a weight without gradient, and the gradient that of the log-prob."""
+    """The bounded ratio is a weight without gradient, and the gradient that of the log-prob."""
 
     def weighted(terms: SurrogateTerms, config: PolicyLossConfig) -> tuple[torch.Tensor, torch.Tensor]:
         bound = terms.ratio.detach().clamp(max=1 + config.eps_clip)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from openrlhf.core.config import AdvantageConfig, AlgoConfig, KLConfig, PolicyLossConfig
+from openrlhf.core.tables import POLICY_LOSSES
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import build
 from openrlhf.launcher.ranks.batches import RankBatch, combine_sums, metric_names, scatter_trainable
@@ -97,7 +98,7 @@ def test_old_logprobs_are_computed_where_they_are_needed(epochs: int, shares: in
     assert learner(rank).scored == scored
 
 
-@pytest.mark.parametrize("loss", ["ppo", "gspo"])
+@pytest.mark.parametrize("loss", POLICY_LOSSES)
 def test_skipping_the_old_logprobs_equals_the_long_way(loss: Any) -> None:
     correction = {"is_correction_enable": True, "is_correction_threshold": (0.1, 5.0)}
     results = []

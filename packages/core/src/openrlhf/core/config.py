@@ -61,6 +61,29 @@ class PolicyLossConfig:
     policy_loss_type: str = field(default="ppo", metadata={"choices": POLICY_LOSSES})
     """The loss of the policy."""
 
+    cispo_max_ratio: float = 5.0
+    """cispo: the largest weight of a token. The paper sets no lower bound; 5 is what the study of Khatri et al. (2025)
+    found best."""
+
+    sapo_tau: tuple[float, float] = (1.0, 1.05)
+    """sapo: how fast the gradient fades as the ratio leaves 1, for positive and for negative advantages."""
+
+    dppo_tv_delta: float = 0.2
+    """dppo_tv: how far the probability of a token may move, in absolute terms."""
+
+    dppo_kl_delta: float = 0.05
+    """dppo_kl: how far the distribution over a token and all others may move, in nats."""
+
+    drpo_delta: float = 12.5
+    """drpo: by how much the probability of a token must have moved for its gradient to vanish; the weight of a gradient
+    lies within 1 - 1 / drpo_delta and 1 + 1 / drpo_delta. 0.2 has the bound of dppo_tv."""
+
+    vespo_k: tuple[float, float] = (2.0, 3.0)
+    """vespo: power of the sequence's ratio in its weight, for positive and for negative advantages."""
+
+    vespo_lambda: tuple[float, float] = (3.0, 2.0)
+    """vespo: how fast the weight falls as that ratio grows, for positive and for negative advantages."""
+
     loss_agg_mode: LossAggMode = "token-mean"
     """How token losses become one number per optimiser step. token-mean: mean over all trainable tokens of all
     micro-batches and ranks. seq-mean-token-mean: mean per sequence, then over sequences. seq-mean-token-sum-norm:

@@ -22,6 +22,7 @@ GROUP_STD_EPS = 1e-9
 """Added to the group's std by mean_std: a group of equal rewards gets advantage 0."""
 
 _MIN_STD = 1e-8
+_MIN_MEAN = 1e-9
 
 
 class RunningRewardNorm:
@@ -166,12 +167,26 @@ class GroupBaseline:
     group_std: float
 
 
-BASELINES: dict[Baseline, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "mean": lambda centred, n, std: centred,
-    "mean_std": lambda centred, n, std: centred / (std + GROUP_STD_EPS),
-    "leave_one_out": lambda centred, n, std: centred * (n / (n - 1).clamp_min(1)),
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """What a baseline is made of, [N] float64 each.
+
+    centred: a sample's reward less its group's mean. Of its group: n, the valid samples; std, unbiased; mean.
+    """
+
+    centred: Tensor
+    n: Tensor
+    std: Tensor
+    mean: Tensor
+
+
+BASELINES: dict[Baseline, Callable[[Compared], Tensor]] = {
+    "mean": lambda x: x.centred,
+    "mean_std": lambda x: x.centred / (x.std + GROUP_STD_EPS),
+    "leave_one_out": lambda x: x.centred * (x.n / (x.n - 1).clamp_min(1)),
+    "mean_ratio": lambda x: select(x.centred / x.mean.clamp_min(_MIN_MEAN), x.mean > _MIN_MEAN),
 }
-"""Per sample [N], float64: its reward less its group's mean, the group's valid samples, the group's unbiased std."""
+"""Rewards [N] after the baseline."""
 
 
 def group_baseline(
@@ -186,7 +201,9 @@ def group_baseline(
     rloo: n / (n - 1) (R - m), that is R minus the mean of the others (Ahmadian et al., 2024). group_norm:
     (R - m) / (s + 1e-9) (Shao et al., GRPO, 2024, which leaves the kind of std open and has no epsilon). dr_grpo:
     R - m (Liu et al., 2025, whose division by a constant length is loss_agg_mode seq-mean-token-sum-norm).
-    reinforce_baseline: R - m, whitened later on (Hu et al., REINFORCE++, 2025). gae and reinforce: R.
+    reinforce_baseline: R - m, whitened later on (Hu et al., REINFORCE++, 2025). maxrl: (R - m) / m (Tajwar et al.,
+    2026, for rewards of 0 and 1, where it follows the gradient of log p(success) up to a factor of
+    1 - (1 - p) ** (n - 1)); where m is not > 1e-9 it is 0. gae and reinforce: R.
     A group of equal rewards gets exactly 0.
 
     Samples not valid [N] bool, or whose reward is not finite, are left out of the statistics and not kept; nor are
@@ -203,9 +220,9 @@ def group_baseline(
     numbers = {group: i for i, group in enumerate(dict.fromkeys(ids))}
     group = torch.tensor([numbers[g] for g in ids], dtype=torch.long, device=rewards.device)
     ok = _usable(rewards, valid)
-    n, centred, std = _group_stats(rewards, group, len(numbers), ok)
+    n, std, samples = _group_stats(rewards, group, len(numbers), ok)
     keep = ok & (n >= row.min_samples)[group]
-    out = rewards.double() if row.baseline is None else BASELINES[row.baseline](centred, n[group], std[group])
+    out = rewards.double() if row.baseline is None else BASELINES[row.baseline](samples)
     compared = n >= 2
     return GroupBaseline(
         rewards=select(out, keep).to(at_least_fp32(rewards).dtype),
@@ -241,8 +258,8 @@ def _usable(rewards: Tensor, valid: Tensor | None) -> Tensor:
     return finite if valid is None else finite & valid.bool()
 
 
-def _group_stats(rewards: Tensor, group: Tensor, n_groups: int, ok: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Per group: survivors [G] and unbiased std [G]; per sample: reward minus its group's mean [N]. All float64."""
+def _group_stats(rewards: Tensor, group: Tensor, n_groups: int, ok: Tensor) -> tuple[Tensor, Tensor, Compared]:
+    """Per group: survivors [G] and unbiased std [G], float64; and what the samples are compared by."""
     x = select(rewards.double(), ok)
     # Shifted by one member of the group first: rewards that are equal centre to exactly 0, without rounding.
     anchor = x.new_zeros(n_groups)
@@ -252,4 +269,5 @@ def _group_stats(rewards: Tensor, group: Tensor, n_groups: int, ok: Tensor) -> t
     mean = x.new_zeros(n_groups).index_add_(0, group, shifted) / n.clamp_min(1)
     centred = select(shifted - mean[group], ok)
     variance = x.new_zeros(n_groups).index_add_(0, group, centred.square()) / (n - 1).clamp_min(1)
-    return n, centred, variance.sqrt()
+    std = variance.sqrt()
+    return n, std, Compared(centred=centred, n=n[group], std=std[group], mean=(anchor + mean)[group])

@@ -3,7 +3,7 @@
 The names are the values of `--algo.advantage.estimator` and `--actor.policy_loss_type`. Flags and their help, rules,
 the trainer and the docs read the rows; nothing compares names, so a new row is all that they need. Plain data without
 any ML library, because `--help` reads it too: a row names its functions by their keys in `rewards.BASELINES`,
-`advantages.RETURNS`, `losses.policy.RATIOS` and `losses.policy.SURROGATES`.
+`advantages.RETURNS`, `losses.surrogates.RATIOS` and `losses.surrogates.SURROGATES`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-Baseline = Literal["mean", "mean_std", "leave_one_out"]
+Baseline = Literal["mean", "mean_std", "leave_one_out", "mean_ratio"]
 Returns = Literal["gae", "discounted"]
-Ratio = Literal["token", "sequence"]
-Surrogate = Literal["clip"]
+Ratio = Literal["token", "sequence", "sequence_token", "sequence_product"]
+Surrogate = Literal["clip", "weight", "soft", "mask_tv", "mask_kl", "quadratic", "gamma"]
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+CLIP_SETTINGS = "eps_clip eps_clip_low_high dual_clip"
 
 R = TypeVar("R")
 
@@ -64,7 +66,8 @@ class PolicyLoss:
     """A row: a policy-gradient loss.
 
     title, summary, source, aliases: as of an `Estimator`. ratio: what the probability ratio is of (a key of
-    `losses.policy.RATIOS`). surrogate: how ratio and advantage become a loss (a key of `losses.policy.SURROGATES`).
+    `losses.surrogates.RATIOS`). surrogate: how ratio and advantage become a loss (a key of
+    `losses.surrogates.SURROGATES`). settings: the fields of `config.PolicyLossConfig` that it reads, between blanks.
     agg_mode: the one aggregation that belongs to the loss; None: whichever the user chooses.
     """
 
@@ -73,6 +76,7 @@ class PolicyLoss:
     source: str
     ratio: Ratio = "token"
     surrogate: Surrogate = "clip"
+    settings: str = CLIP_SETTINGS
     agg_mode: LossAggMode | None = None
     aliases: str = ""
 
@@ -137,6 +141,13 @@ ESTIMATORS: dict[str, Estimator] = {
         baseline="mean",
         aliases="drgrpo grpodoneright",
     ),
+    "maxrl": Estimator(
+        title="MaxRL",
+        summary="less the prompt's mean, divided by that mean; for rewards of 0 and more",
+        source='Tajwar et al., "Maximum Likelihood Reinforcement Learning" (2026)',
+        baseline="mean_ratio",
+        aliases="maximumlikelihood maximumlikelihoodrl pnormalization",
+    ),
 }
 
 POLICY_LOSSES: dict[str, PolicyLoss] = {
@@ -152,6 +163,64 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
         source='Zheng et al., "Group Sequence Policy Optimization" (2025), eq. 5 and 7',
         ratio="sequence",
         agg_mode="seq-mean-token-mean",
+    ),
+    "gspo_token": PolicyLoss(
+        title="GSPO-token",
+        summary="the sequence's ratio in value, the token's own in gradient, clipped",
+        source='Zheng et al., "Group Sequence Policy Optimization" (2025), eq. 13 and 14',
+        ratio="sequence_token",
+        agg_mode="seq-mean-token-mean",
+        aliases="gspotoken",
+    ),
+    "cispo": PolicyLoss(
+        title="CISPO",
+        summary="the log-prob, weighted by the ratio up to a bound; no token loses its gradient",
+        source='Chen et al., "MiniMax-M1" (2025), eq. 4 and 5',
+        surrogate="weight",
+        settings="cispo_max_ratio",
+        aliases="minimax clippedis truncatedis",
+    ),
+    "sapo": PolicyLoss(
+        title="SAPO",
+        summary="a sigmoid of the ratio, steeper for negative advantages, in place of the clip",
+        source='Gao et al., "Soft Adaptive Policy Optimization" (2025)',
+        surrogate="soft",
+        settings="sapo_tau",
+        agg_mode="seq-mean-token-mean",
+        aliases="softadaptive softclip",
+    ),
+    "dppo_tv": PolicyLoss(
+        title="DPPO, total variation",
+        summary="the ratio; no gradient to tokens whose probability moved too far already and would move on",
+        source='Qi et al., "Rethinking the Trust Region in LLM Reinforcement Learning" (2026), eq. 11 to 13',
+        surrogate="mask_tv",
+        settings="dppo_tv_delta",
+        aliases="dppo dppobinarytv binarytv divergenceppo",
+    ),
+    "dppo_kl": PolicyLoss(
+        title="DPPO, KL",
+        summary="as dppo_tv, with the KL divergence between the token and all others",
+        source='Qi et al., "Rethinking the Trust Region in LLM Reinforcement Learning" (2026), eq. 11, 12 and 14',
+        surrogate="mask_kl",
+        settings="dppo_kl_delta",
+        aliases="dppobinarykl binarykl",
+    ),
+    "drpo": PolicyLoss(
+        title="DRPO",
+        summary="the ratio less a square of how far the probability moved, which pulls back past the bound",
+        source='Yao et al., "Rethinking the Divergence Regularization in LLM RL" (2026), eq. 8 and 9',
+        surrogate="quadratic",
+        settings="drpo_delta",
+        aliases="divergenceregularized",
+    ),
+    "vespo": PolicyLoss(
+        title="VESPO",
+        summary="the log-prob, weighted by a gamma-shaped kernel of the whole sequence's ratio; for stale samples",
+        source='Shen et al., "VESPO: Variational Sequence-Level Soft Policy Optimization" (2026)',
+        ratio="sequence_product",
+        surrogate="gamma",
+        settings="vespo_k vespo_lambda",
+        aliases="variationalsequence",
     ),
 }
 

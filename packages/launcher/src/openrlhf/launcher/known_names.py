@@ -43,7 +43,8 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "prorl": "ProRL trains with 'reinforce_baseline' and --reward.stop_properly_penalty_coef",
         "remax": _NEAR,
         "opo": _NEAR,
-        "cispo": f"CISPO {NOT_BUILT}; 'group_norm' with --algo.advantage.is_correction_enable is near",
+        "cispo": "CISPO is 'group_norm' with --actor.policy_loss_type cispo",
+        "sapo": "SAPO is 'group_norm' with --actor.policy_loss_type sapo",
         "dpo": "preference training is another command: python3 -m openrlhf.cli.train_dpo",
     },
     "actor.policy_loss_type": {
@@ -52,7 +53,6 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "drgrpo": "Dr. GRPO's loss is 'ppo', with --algo.advantage.estimator dr_grpo and "
         "--actor.loss_agg_mode seq-mean-token-sum-norm",
         "dapo": f"DAPO's loss is 'ppo', with --algo.advantage.estimator group_norm and {DAPO}",
-        "cispo": f"CISPO {NOT_BUILT}; 'ppo' with --algo.advantage.is_correction_enable is near",
     },
     "actor.loss_agg_mode": {
         **_same("token-mean", "token tokens dapo tokenlevel"),

@@ -34,6 +34,13 @@ loss_agg_mode actor.loss_agg_mode
 eps_clip actor.eps_clip
 eps_clip_low_high actor.eps_clip_low_high
 dual_clip actor.dual_clip
+cispo_max_ratio actor.cispo_max_ratio
+sapo_tau actor.sapo_tau
+dppo_tv_delta actor.dppo_tv_delta
+dppo_kl_delta actor.dppo_kl_delta
+drpo_delta actor.drpo_delta
+vespo_k actor.vespo_k
+vespo_lambda actor.vespo_lambda
 normalize_enable reward.normalize_enable
 clip_range reward.clip_range
 overlong_buffer_len reward.overlong_buffer_len

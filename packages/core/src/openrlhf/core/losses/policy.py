@@ -5,10 +5,6 @@ Every loss is a sum over units with their count; nothing is averaged here. Colle
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import torch
 from torch import Tensor
 
 from openrlhf.core.config import AdvantageConfig, KLEstimator, PolicyLossConfig
@@ -16,8 +12,8 @@ from openrlhf.core.kl import kl_estimate
 from openrlhf.core.losses.aggregate import aggregate, effective_agg_mode, loss_count
 from openrlhf.core.losses.correction import LOG_RATIO_LIMIT, Correction, correction_weights
 from openrlhf.core.losses.output import LossOutput
-from openrlhf.core.masks import at_least_fp32, check_rows, masked_sum, row_mean, select
-from openrlhf.core.tables import Ratio, Surrogate
+from openrlhf.core.losses.surrogates import RATIOS, SURROGATES, SurrogateTerms
+from openrlhf.core.masks import at_least_fp32, check_rows, masked_sum, select
 
 Metrics = dict[str, tuple[Tensor | float, float]]
 
@@ -53,6 +49,7 @@ def policy_loss(
     mode = effective_agg_mode(config)
     loss, surrogate = config.loss, SURROGATES[config.loss.surrogate]
     advantages = select(advantages.detach(), action_mask)
+    new, old = select(logprobs, action_mask), select(old_logprobs.detach(), action_mask)
     log_ratio = select(at_least_fp32(logprobs) - at_least_fp32(old_logprobs.detach()), action_mask)
     raw_log_ratio = log_ratio.detach()
 
@@ -60,7 +57,7 @@ def policy_loss(
 
     def terms(log_ratio: Tensor) -> SurrogateTerms:
         ratio = RATIOS[loss.ratio](log_ratio, action_mask).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-        return SurrogateTerms(ratio=ratio, advantages=advantages, logprobs=logprobs, old_logprobs=old_logprobs)
+        return SurrogateTerms(ratio=ratio, advantages=advantages, logprobs=new, old_logprobs=old)
 
     if fix is None:
         token_loss, clipped = surrogate(terms(log_ratio), config)
@@ -125,56 +122,6 @@ def _correction(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SurrogateTerms:
-    """What a surrogate is made of, [B, T], off the action mask without meaning.
-
-    ratio: of new to old probability, in the form that the loss's row names. advantages: without gradient.
-    logprobs, old_logprobs: as `policy_loss` got them, for surrogates that need more than their ratio.
-    """
-
-    ratio: Tensor
-    advantages: Tensor
-    logprobs: Tensor
-    old_logprobs: Tensor
-
-
-def _sequence_ratio(log_ratio: Tensor, action_mask: Tensor) -> Tensor:
-    """The mean log-ratio over a sequence's trainable tokens, on all of them (Zheng et al., GSPO, 2025, eq. 7)."""
-    return row_mean(log_ratio, action_mask).unsqueeze(-1).expand_as(log_ratio)
-
-
-def _clip(terms: SurrogateTerms, config: PolicyLossConfig) -> tuple[Tensor, Tensor]:
-    """-min(rho A, clip(rho, 1 - low, 1 + high) A), and where the clip decides it.
-
-    Schulman et al., PPO, 2017, eq. 7; own high: Yu et al., DAPO, 2025, section 3.1. With dual_clip c > 1, where A < 0:
-    -max(that minimum, c A) (Ye et al., "Mastering Complex Control in MOBA Games", 2020).
-    """
-    ratio, advantages = terms.ratio, terms.advantages
-    low, high = config.clip
-    if not config.clip_fits:
-        raise ValueError(f"`eps_clip_low_high` / `eps_clip` need 0 <= low <= 1 and high >= 0, got {low!r} {high!r}")
-    unclipped = ratio * advantages
-    clipped = ratio.clamp(1 - low, 1 + high) * advantages
-    objective = torch.minimum(unclipped, clipped)
-    if config.dual_clip is not None:
-        if not config.dual_clip > 1:
-            raise ValueError(f"`dual_clip` must be > 1, got {config.dual_clip!r}")
-        bounded = torch.maximum(objective, config.dual_clip * advantages)
-        objective = torch.where(advantages < 0, bounded, objective)
-    return -objective, clipped.detach() < unclipped.detach()
-
-
 def _rollout_metrics(old_logprobs: Tensor, rollout_logprobs: Tensor, action_mask: Tensor, tokens: float) -> Metrics:
     diff = select(at_least_fp32(rollout_logprobs.detach()) - at_least_fp32(old_logprobs.detach()), action_mask)
     return {"vllm_kl": (diff.sum(), tokens), "logprobs_diff": (diff.abs().sum(), tokens)}
-
-
-RATIOS: dict[Ratio, Callable[[Tensor, Tensor], Tensor]] = {
-    "token": lambda log_ratio, action_mask: log_ratio,
-    "sequence": _sequence_ratio,
-}
-"""(log-ratios of tokens, action mask) -> log-ratios that the loss is about; all [B, T]."""
-
-SURROGATES: dict[Surrogate, Callable[[SurrogateTerms, PolicyLossConfig], tuple[Tensor, Tensor]]] = {"clip": _clip}
-"""Token loss [B, T], and [B, T] bool: where a bound of the loss decided it (the metric ppo_clip_ratio)."""

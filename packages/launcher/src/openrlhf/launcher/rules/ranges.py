@@ -54,7 +54,9 @@ MORE_THAN: Mapping[str, float] = {
         0,
         """
         actor.eps_clip critic.value_clip actor.adam.eps critic.adam.eps adam.eps rollout.temperature
-        vllm.sync_tolerance algo.kl.target ckpt.max_mem model.beta rollout.top_p vllm.gpu_memory_utilization
+        actor.cispo_max_ratio actor.dppo_tv_delta actor.dppo_kl_delta actor.drpo_delta actor.sapo_tau actor.vespo_k
+        actor.vespo_lambda vllm.sync_tolerance algo.kl.target ckpt.max_mem model.beta rollout.top_p
+        vllm.gpu_memory_utilization
         """,
     ),
 }
@@ -155,5 +157,6 @@ def _outside(
 ) -> Iterator[Violation]:
     for name, bound in bounds.items():
         value = values.get(name)
-        if value is not None and not holds(value, bound):
+        parts = value if isinstance(value, tuple) else () if value is None else (value,)
+        if not all(holds(part, bound) for part in parts):
             yield broken(config, name, f"it must be {words} {bound}", f"--{name} with a value of {words} {bound}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from openrlhf.core.tables import POLICY_LOSSES
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.placement import data_parallel_ranks, engines_share
@@ -107,10 +108,18 @@ def idle_flags(c: P, m: Machine) -> Warnings:
         (f"algo.advantage.estimator {' or '.join(with_critic())}", c.has_critic, _CRITIC),
         ("reward.model_name_or_path", c.has_reward_model, "reward.num_nodes reward.offload"),
         ("algo.kl.init_coef above 0", c.has_reference, "ref.offload"),
+        *_loss_settings(c),
     ):
         for name in () if active else names.split():
             if value_at(c, name) != value_at(defaults, name):
                 yield f"{setting(name, value_at(c, name))} has no effect without --{needed}"
+
+
+def _loss_settings(c: P) -> Iterator[tuple[str, bool, str]]:
+    """Settings of losses: the losses that read one, whether this run's does, its flag."""
+    for name in dict.fromkeys(word for row in POLICY_LOSSES.values() for word in row.settings.split()):
+        readers = [loss for loss, row in POLICY_LOSSES.items() if name in row.settings.split()]
+        yield f"actor.policy_loss_type {' or '.join(readers)}", c.actor.policy_loss_type in readers, f"actor.{name}"
 
 
 def sleep_of_offloaded(c: P, m: Machine) -> Warnings:
