@@ -62,6 +62,7 @@ def configure(path: Path, *, tied: bool) -> tuple[TrainPPOConfig, Prepared]:
         "rollout.batch_size": 4,
         "rollout.n_samples_per_prompt": 4,
         "rollout.max_new_tokens": 8,
+        "rollout.top_p": 1.0 if tied else 0.9,
         "rollout.micro_batch_size": 16,
         "train.batch_size": 8,
         "train.micro_batch_size": 8,
@@ -71,8 +72,8 @@ def configure(path: Path, *, tied: bool) -> tuple[TrainPPOConfig, Prepared]:
     return config, prepare(config)
 
 
-async def sampled_ratios(parts: TrainerParts, prepared: Prepared) -> list[float]:
-    """|exp(trainer - rollout) - 1| of every token of one freshly sampled group."""
+async def sampled_ratios(parts: TrainerParts, prepared: Prepared) -> tuple[list[float], list[float]]:
+    """|exp(trainer - rollout) - 1| of every token of one freshly sampled group: of what sampling kept, and of all."""
     group = await parts.rollout.run_group(prepared.prompts.item(0, episode=9))
     refs = [
         SampleRef(handle=group.handle, position=i, index=i, reward=0.0, length=s.total_length)
@@ -83,11 +84,15 @@ async def sampled_ratios(parts: TrainerParts, prepared: Prepared) -> list[float]
     for part in await policy.wait(policy.scatter(PolicyRank.logprobs, policy.shares([refs])), "test"):
         scored.update(part)
     trajectories: list[Trajectory] = ray.get(group.handle)
-    ratios = []
+    rows = [list(t.token_ids) for t in trajectories]
+    full = (await policy.wait(policy.ask(PolicyRank.check_logprobs, rows), "test"))[0]
+    ratios, uncut = [], []
     for index, trajectory in enumerate(trajectories):
-        rollout = [p for p, t in zip(trajectory.logprobs, trajectory.trainable, strict=True) if t]
+        at = [i for i, t in enumerate(trajectory.trainable) if t]
+        rollout = [trajectory.logprobs[i] for i in at]
         ratios += [abs(math.exp(new - old) - 1) for new, old in zip(scored[index].tolist(), rollout, strict=True)]
-    return ratios
+        uncut += [abs(math.exp(full[index][i] - old) - 1) for i, old in zip(at, rollout, strict=True)]
+    return ratios, uncut
 
 
 async def ask(engine: Remote[EngineActor], prompts: list[list[int]]) -> list[Any]:
@@ -114,7 +119,7 @@ async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster:
         fleet = parts.learner._push._fleet  # type: ignore[attr-defined]
         early = await ask(fleet.engines[0], prompts[:1])
         summary = await Trainer(config, parts).run()
-        ratios = await sampled_ratios(parts, prepared)
+        ratios, uncut = await sampled_ratios(parts, prepared)
         live = [await greedy(engine, prompts) for engine in fleet.engines]
     finally:
         await parts.rollout.shutdown()
@@ -132,6 +137,7 @@ async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster:
         "summary": summary,
         "steps": sink.steps,
         "ratios": ratios,
+        "uncut": uncut,
         "live": live,
         "fresh": reference,
     }
@@ -174,6 +180,10 @@ def test_engines_hold_what_was_trained(tmp_path: Path, cluster: Cluster, tied: b
     assert result["summary"].optimizer_steps == 4
     assert [step["rollout/sync_error"] < 1e-4 for step in result["steps"]] == [True, True]
     assert max(result["ratios"]) < 1e-3
+    uncut = sum(result["uncut"]) / len(result["uncut"])
+    print(f"mean |ratio - 1| {sum(result['ratios']) / len(result['ratios']):.1e}, over all tokens {uncut:.1e}")
+    assert (uncut < 1e-3) is tied  # the other run samples with top-p 0.9
+    assert [step.get("train/outside_kept") for step in result["steps"]] == [None if tied else 0.0] * 2
     assert result["steps"][0]["train/actor_grad_norm"] > 0
     for answers in result["live"]:
         for (tokens, logprobs), (want, want_logprobs) in zip(answers, result["fresh"], strict=True):

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openrlhf.agents.types import StopReason, Trajectory, Turn
-from openrlhf.launcher.ranks.batches import build_batch
-from openrlhf.launcher.samples import cut
+from openrlhf.core.batch import Batch
+from openrlhf.launcher.ranks.batches import RankBatch, build_batch
+from openrlhf.launcher.samples import SampleRef, cut
+from openrlhf.launcher.trainer.plan import cut_mini_batches, split_over_ranks
 
 
 def trajectory(**changes: Any) -> Trajectory:
@@ -142,3 +144,57 @@ def test_batch_holds_what_cut_leaves(rows: list[Trajectory], max_len: int) -> No
     for row, tokens, length in zip(rows, batch.tokens.tolist(), batch.lengths.tolist(), strict=True):
         assert tokens[:length] == list(row.token_ids)[:length]
         assert set(tokens[length:]) <= {0}
+
+
+def shares_of(lengths: list[int], ranks: int, batch_size: int) -> list[RankBatch]:
+    """What every rank holds of a rollout batch of samples with these lengths, cut and balanced as in a run."""
+    samples = [SampleRef(handle="h", position=i, index=i, reward=0.0, length=n) for i, n in enumerate(lengths)]
+    cut = cut_mini_batches(samples, batch_size=batch_size, seed=3, step=0)
+    split = [split_over_ranks(part, ranks, hidden_size=4096) for part in cut]
+    found = []
+    for rank in range(ranks):
+        own = [sample for parts in split for sample in parts[rank]]
+        numbers = iter(range(len(own)))
+        rows = [[next(numbers) for _ in parts[rank]] for parts in split]
+        width = max((s.length for s in own), default=1)
+        mask = torch.arange(width) < torch.tensor([s.length for s in own], dtype=torch.long)[:, None]
+        batch = Batch(
+            tokens=torch.zeros(mask.shape, dtype=torch.long),
+            attention_mask=mask,
+            action_mask=torch.zeros_like(mask),
+            index=torch.tensor([s.index for s in own], dtype=torch.long),
+        )
+        found.append(RankBatch(batch=batch, rows=rows))
+    return found
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 4), st.integers(1, 16))
+def test_dealing_anew_keeps_sizes_and_samples(lengths: list[int], ranks: int, batch_size: int) -> None:
+    for share in shares_of(lengths, ranks, batch_size):
+        dealt = share.dealt("members 1 0 1")
+        assert [len(rows) for rows in dealt.rows] == [len(rows) for rows in share.rows]
+        assert sorted(row for rows in dealt.rows for row in rows) == list(range(share.batch.size))
+        assert dealt.batch is share.batch
+        assert dealt.rows == share.dealt("members 1 0 1").rows
+        assert share.dealt(None) is share
+
+
+def test_dealing_anew_mixes_and_stays_balanced() -> None:
+    drawn = torch.randn(512, generator=torch.Generator().manual_seed(0)).mul(0.8).add(5.0).exp()
+    lengths = [int(n) for n in drawn.clamp(1, 2000)]
+    shares = shares_of(lengths, 4, 64)
+    dealt = [share.dealt("members 1 0 1") for share in shares]
+    pairs = [
+        {frozenset((a, b)) for rows in s.rows for a in rows for b in rows if a != b} for s in (shares[0], dealt[0])
+    ]
+    assert len(pairs[0] & pairs[1]) < 0.3 * len(pairs[0])  # 1 of 8 by chance
+
+    def imbalance(parts: list[RankBatch]) -> float:
+        """Mean over mini-batches: tokens of the fullest rank over those of the mean."""
+        tokens = torch.stack([torch.stack([s.batch.lengths[rows].sum() for rows in s.rows]) for s in parts]).double()
+        return float((tokens.amax(0) / tokens.mean(0)).mean())
+
+    alone = [share.dealt(f"members 1 0 1 rank {rank}") for rank, share in enumerate(shares)]
+    cut, same_seed, own_seeds = imbalance(shares), imbalance(dealt), imbalance(alone)
+    print(f"fullest rank over mean: cut {cut:.3f}, dealt {same_seed:.3f}, each with a seed of its own {own_seeds:.3f}")
+    assert same_seed - 1 < 0.5 * (own_seeds - 1)

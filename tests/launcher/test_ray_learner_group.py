@@ -91,12 +91,34 @@ def make_ranks(role: str, count: int, log: list[str]) -> list[Remote[Any]]:
     return [Remote(f"{role} {i}", Rank(f"{role} {i}", log)) for i in range(count)]
 
 
-def make(log: list[str], *, take_turns: bool = False, critic_export: bool = False, **ranks: int) -> RayLearner:
+def make(
+    log: list[str], *, take_turns: bool = False, critic_export: bool = False, truncated: bool = False, **ranks: int
+) -> RayLearner:
     groups: dict[str, Any] = {
-        role: RankGroup(role=role, ranks=make_ranks(role, count, log), hidden_size=8) for role, count in ranks.items()
+        role: RankGroup(role=role, ranks=make_ranks(role, count, log), hidden_size=8, truncated=truncated)
+        for role, count in ranks.items()
     }
     push: Any = Push()
     return RayLearner(push=push, tokenizer_path="T", take_turns=take_turns, critic_export=critic_export, **groups)
+
+
+def test_the_reference_is_told_what_the_policy_kept() -> None:
+    log: list[str] = []
+    asyncio.run(make(log, policy=2, reference=1, truncated=True).prepare([SAMPLES], kl_coef=0.1))
+    assert log == [
+        "policy 0 sampled",
+        "policy 1 sampled",
+        "policy 0 kept <- sampled of policy 0",
+        "policy 1 kept <- sampled of policy 1",
+        "reference 0 logprobs <- kept of policy 0, kept of policy 1",
+        "policy 0 prepare <- sampled of policy 0, logprobs of reference 0",
+        "policy 1 prepare <- sampled of policy 1, logprobs of reference 0",
+        "policy 0 metrics <- prepare of policy 0",
+        "policy 1 metrics <- prepare of policy 1",
+    ]
+    log.clear()
+    asyncio.run(make(log, policy=1, truncated=True).prepare([SAMPLES], kl_coef=0.0))
+    assert log == ["policy 0 prepare", "policy 0 metrics <- prepare of policy 0"]
 
 
 def test_tensors_go_from_rank_to_rank_and_scalars_to_the_controller() -> None:

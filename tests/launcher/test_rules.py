@@ -134,8 +134,6 @@ def test_evaluation_works_with_every_reward_source() -> None:
     [
         ("--algo.kl.use_loss", "use k2 or k3", "--algo.kl.use_loss --algo.kl.estimator k3"),
         ("--algo.kl.estimator k3", "without --algo.kl.use_loss", "--algo.kl.estimator k3 --algo.kl.init_coef 0"),
-        ("--rollout.top_p 0.9 --algo.advantage.is_correction_enable", "truncated distribution", "--rollout.top_p 0.9"),
-        ("--rollout.top_k 5 --algo.advantage.is_correction_enable", "truncated distribution", "--rollout.top_k 5"),
         (r"--data.input_template 'Q:{}\nA:'", "backslash followed by n", "--data.input_template Q:{}"),
         ("--train.colocate_all --train.async_enable", "engines get their own", "--train.async_enable"),
         ("--train.batch_size 100", "--train.batch_size 128", ""),

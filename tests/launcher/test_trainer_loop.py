@@ -39,6 +39,7 @@ def test_every_sample_is_trained_max_epochs_times() -> None:
     sizes = [len(part) for part in run.learner.prepared[0]]
     assert sizes == [3, 3, 2]
     assert [sorted(u["order"]) for u in run.learner.updates] == [[0, 1, 2]] * 2
+    assert [u["members"] for u in run.learner.updates] == [None, "members 42 1 1"]
     assert summary.optimizer_steps == 6
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openrlhf.launcher.samples import SampleRef
-from openrlhf.launcher.trainer.plan import cut_mini_batches, epoch_order, split_over_ranks
+from openrlhf.launcher.trainer.plan import cut_mini_batches, epoch_order, epoch_seed, split_over_ranks
 from openrlhf.learner.batching import sample_cost, token_micro_batches
 
 
@@ -38,6 +38,13 @@ def test_cut_depends_on_seed_and_step_only() -> None:
 def test_epochs_take_every_mini_batch_once() -> None:
     assert epoch_order(5, seed=1, step=3, epoch=0) == [0, 1, 2, 3, 4]
     assert sorted(epoch_order(5, seed=1, step=3, epoch=1)) == [0, 1, 2, 3, 4]
+
+
+def test_members_change_from_the_second_epoch_on() -> None:
+    seeds = [epoch_seed(3, seed=1, step=step, epoch=epoch) for step in (0, 1) for epoch in (0, 1, 2)]
+    assert seeds[0] is seeds[3] is None
+    assert len(set(seeds)) == 5
+    assert epoch_seed(1, seed=1, step=0, epoch=1) is None  # one mini-batch has all of them
 
 
 @given(st.lists(st.integers(1, 500), max_size=70), st.integers(1, 9))

@@ -26,6 +26,8 @@ VARIANTS = {
     "kl penalty": "--algo.kl.init_coef 0.01 --algo.kl.estimator k1 --ref.num_gpus_per_node 1",
     "grpo with kl loss": "--algo.advantage.estimator group_norm --algo.kl.init_coef 0.01 --algo.kl.use_loss "
     "--algo.kl.estimator k3 --ref.num_gpus_per_node 2",
+    "top-p with a kl penalty": "--rollout.top_p 0.9 --algo.kl.init_coef 0.01 --algo.kl.estimator k1 "
+    "--ref.num_gpus_per_node 1",
     "icepop": "--algo.advantage.is_correction_enable --algo.advantage.is_correction_type icepop",
 }
 
@@ -64,7 +66,10 @@ def train(folder: Path, base: Path, extra: list[str], *, seed: int) -> float:
         del command[place : place + 2]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    staleness = [event.value for event in read_events(paths.tensorboard).get("rollout/staleness_max", [])]
+    events = read_events(paths.tensorboard)
+    for name in ("train/logprobs_diff", "train/outside_kept", "train/kl"):
+        print(name, *(f"{event.value:.2e}" for event in events.get(name, [])[:3]))
+    staleness = [event.value for event in events.get("rollout/staleness_max", [])]
     assert all(value <= 1 for value in staleness)
     accuracy_after = accuracy(paths.model, read_jsonl(held_out))
     print(f"{' '.join(extra)} seed {seed}: T=1 accuracy {accuracy_after:.3f}, staleness {max(staleness, default=0):g}")

@@ -82,13 +82,19 @@ class LocalLearner(FakeLearner):
         return prepare_here(mini_batches, policy=self.policy, critic=self.critic, kl_coef=kl_coef)
 
     async def update(
-        self, prepared: Prepared, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]
+        self,
+        prepared: Prepared,
+        order: Sequence[int],
+        *,
+        kl_coef: float,
+        freeze_actor: Sequence[bool],
+        members: str | None = None,
     ) -> dict[str, float]:
         if self.stop == (self.step, self.epoch):
             raise Interrupted
         self.epoch += 1
         roles: dict[str, Any] = {"policy": self.policy, "critic": self.critic}
-        metrics = update_here(prepared, order, **roles, kl_coef=kl_coef, freeze=freeze_actor)
+        metrics = update_here(prepared, order, **roles, kl_coef=kl_coef, freeze=freeze_actor, members=members)
         return metrics | {"noise": float(torch.rand(()))}
 
     async def save(self, folder: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from openrlhf.core.batch import Batch
-from openrlhf.core.config import AdvantageConfig, PolicyLossConfig
+from openrlhf.core.config import AdvantageConfig, PolicyLossConfig, Truncation
 from openrlhf.learner.config import AdamConfig, DsConfig, ModelConfig, OptimConfig, TrainBatchConfig
 from openrlhf.learner.heads import TokenDistribution
 from openrlhf.learner.learner import Learner, NonFiniteStepError
@@ -147,6 +147,7 @@ def wide(rank: int, world: int, folder: Path) -> dict[str, dict[int, dict[str, A
         results[model] = {}
         for stage in (0, 3):
             spec = make_spec(folder, stage=stage, micro=2, model=model, temperature=0.7, suppressed_token_ids=(3, 4))
+            spec = replace(spec, truncation=Truncation(top_p=0.8 if model == "wide_untied" else 1.0))
             learner = Learner(spec)
             layer = learner.module.model.get_output_embeddings()
             found: dict[str, Any] = {"local": [layer.weight.numel()]}

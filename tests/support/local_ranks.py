@@ -37,10 +37,11 @@ def update_here(
     critic: CriticRank | None = None,
     kl_coef: float = 0.0,
     freeze: Sequence[bool] = (),
+    members: str | None = None,
 ) -> dict[str, float]:
     """One optimiser step of policy and critic per mini-batch."""
     ready, valued = prepared.handle
-    metrics = combine_sums([policy.update(ready, order, kl_coef=kl_coef, freeze=freeze)])
+    metrics = combine_sums([policy.update(ready, order, kl_coef=kl_coef, freeze=freeze, members=members)])
     if critic is not None:
-        metrics |= combine_sums([critic.update(valued, order)])
+        metrics |= combine_sums([critic.update(valued, order, members=members)])
     return metrics

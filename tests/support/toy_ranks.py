@@ -159,10 +159,16 @@ class ToyRanks:
         return prepare_here(mini_batches, **roles, kl_coef=kl_coef)
 
     async def update(
-        self, prepared: Prepared, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]
+        self,
+        prepared: Prepared,
+        order: Sequence[int],
+        *,
+        kl_coef: float,
+        freeze_actor: Sequence[bool],
+        members: str | None = None,
     ) -> dict[str, float]:
         roles: dict[str, Any] = {"policy": self.policy, "critic": self.critic}
-        return update_here(prepared, order, **roles, kl_coef=kl_coef, freeze=freeze_actor)
+        return update_here(prepared, order, **roles, kl_coef=kl_coef, freeze=freeze_actor, members=members)
 
     async def push_weights(self, version: int) -> dict[str, float]:
         return {"rollout/sync_error": 0.0}

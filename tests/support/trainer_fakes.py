@@ -116,13 +116,20 @@ class FakeLearner:
         return Prepared(handle=len(self.prepared), metrics=metrics)
 
     async def update(
-        self, prepared: Prepared, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]
+        self,
+        prepared: Prepared,
+        order: Sequence[int],
+        *,
+        kl_coef: float,
+        freeze_actor: Sequence[bool],
+        members: str | None = None,
     ) -> dict[str, float]:
         assert prepared.handle == len(self.prepared), "only the newest batch can be trained on"
         self.log.append("update")
         for _ in range(self.delay()):
             await asyncio.sleep(0)
-        self.updates.append({"order": list(order), "kl_coef": kl_coef, "freeze": list(freeze_actor)})
+        seen = {"order": list(order), "kl_coef": kl_coef, "freeze": list(freeze_actor), "members": members}
+        self.updates.append(seen)
         return {"train/policy_loss": float(len(self.updates))}
 
     async def push_weights(self, version: int) -> dict[str, float]:

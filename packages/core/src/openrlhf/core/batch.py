@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from openrlhf.core.truncation import KeptTokens
+
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
@@ -26,6 +28,8 @@ class Batch:
     versions [B, T] int32: weight version per sampled token, -1 elsewhere.
     rewards [B] float32: the scalar shaped reward (after baseline), to be placed on the last action token.
     margins [B] float32: by how much a chosen answer should win over its rejected one (the same on both rows of a pair).
+    kept: per row what truncation keeps at its action tokens, in order; None: log-probs are over all tokens, or over
+    what the model that is asked keeps itself.
     extra: model inputs of other modalities (pixel_values, ...): a list of B tensors each, None for a row without.
     """
 
@@ -42,6 +46,7 @@ class Batch:
     versions: Tensor | None = None
     rewards: Tensor | None = None
     margins: Tensor | None = None
+    kept: list[KeptTokens] | None = None
     extra: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -55,6 +60,8 @@ class Batch:
             want = shape[:1] if f.name in ("index", "rewards", "margins") else shape
             if value.shape != want:
                 raise ValueError(f"Batch.{f.name} must have shape {tuple(want)}, got {tuple(value.shape)}")
+        if self.kept is not None and len(self.kept) != shape[0]:
+            raise ValueError(f"Batch.kept must have {shape[0]} rows, got {len(self.kept)}")
 
     @property
     def size(self) -> int:
@@ -78,6 +85,8 @@ class Batch:
             value = getattr(self, f.name)
             if isinstance(value, Tensor):
                 changes[f.name] = value[idx] if value.ndim == 1 else value[idx, :width]
+            elif f.name == "kept" and value is not None:
+                changes[f.name] = [value[i] for i in idx.tolist()]
             elif f.name == "extra" and value is not None:
                 changes[f.name] = {k: [v[i] for i in idx.tolist()] for k, v in value.items()}
         return replace(self, **changes)

@@ -44,6 +44,9 @@ class Truncation:
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
+NO_TRUNCATION = Truncation()
+
+
 @dataclass(frozen=True, kw_only=True)
 class PolicyLossConfig:
     """Policy loss: part of `--actor.*`."""

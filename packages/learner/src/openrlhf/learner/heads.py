@@ -9,13 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from openrlhf.core.logprobs import entropy_from_logits, logprobs_from_logits, token_logprobs
+from openrlhf.core.config import NO_TRUNCATION, Truncation
+from openrlhf.core.logprobs import (
+    entropy_from_logits,
+    kept_from_logits,
+    kept_tokens,
+    logprobs_from_logits,
+    token_logprobs,
+)
+from openrlhf.core.truncation import KeptTokens
 
 NEUTRAL: dict[str, float | None] = {
     "final_logit_softcapping": None,  # Gemma 2 to 4, NanoChat
@@ -39,11 +47,25 @@ TOLERANCE = 0.05
 class TokenDistribution:
     """The distribution over tokens of which log-probs and entropy are: softmax(logits / temperature).
 
-    suppressed: token ids without probability.
+    suppressed: token ids without probability. truncation: what is left of the rest.
     """
 
     temperature: float = 1.0
     suppressed: tuple[int, ...] = ()
+    truncation: Truncation = NO_TRUNCATION
+
+
+class TokenReadings(NamedTuple):
+    """Of N tokens: log-probs and entropy [N] float32, and with truncation the sets that they are over.
+
+    outside [N] bool: where a token was outside of its set and was added to it (`core.truncation.collect_kept`); None
+    where the sets were given.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor | None
+    kept: KeptTokens | None = None
+    outside: Tensor | None = None
 
 
 class ScalarHead(nn.Linear):
@@ -81,19 +103,27 @@ class TokenHead(nn.Module):
         distribution: TokenDistribution,
         with_entropy: bool = False,
         entropy_gradient: bool = True,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs [N] of the targets [N] (and entropy [N]), float32; hidden [N, H].
+        kept: KeptTokens | None = None,
+    ) -> TokenReadings:
+        """Readings of the targets [N]; hidden [N, H].
 
+        kept: the sets that the log-probs are over, where the distribution is truncated; None: those of these states.
         Tensors come by position: DeepSpeed's hooks look for them there.
         """
         (layer,), bias = self._layer, self._layer[0].bias
         if distribution.suppressed:  # a bias of minus infinity takes a token out of the distribution
             bias = layer.weight.new_zeros(len(layer.weight)) if bias is None else bias
             bias = bias.index_fill(0, _index(distribution.suppressed, bias), float("-inf"))
+        temperature, outside = distribution.temperature, None
+        if not distribution.truncation.active:
+            kept = None
+        elif kept is None:
+            kept, outside = kept_tokens(hidden, layer.weight, targets, distribution.truncation, temperature, bias)
         logprobs, entropy = token_logprobs(
-            hidden, layer.weight, targets, temperature=distribution.temperature, bias=bias, with_entropy=with_entropy
+            hidden, layer.weight, targets, temperature=temperature, bias=bias, with_entropy=with_entropy, kept=kept
         )
-        return logprobs, entropy if entropy is None or entropy_gradient else entropy.detach()
+        entropy = entropy if entropy is None or entropy_gradient else entropy.detach()
+        return TokenReadings(logprobs, entropy, kept, outside)
 
 
 class LogitsHead(nn.Module):
@@ -107,14 +137,20 @@ class LogitsHead(nn.Module):
         distribution: TokenDistribution,
         with_entropy: bool = False,
         entropy_gradient: bool = True,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs [N] of the targets [N] (and entropy [N]), float32; logits [N, V]."""
+        kept: KeptTokens | None = None,
+    ) -> TokenReadings:
+        """The same as those of `TokenHead`; logits [N, V]."""
         if distribution.suppressed:
             logits = logits.index_fill(-1, _index(distribution.suppressed, logits), float("-inf"))
-        logprobs = logprobs_from_logits(logits, targets, distribution.temperature)
+        temperature, outside = distribution.temperature, None
+        if not distribution.truncation.active:
+            kept = None
+        elif kept is None:
+            kept, outside = kept_from_logits(logits, targets, distribution.truncation, temperature)
+        logprobs = logprobs_from_logits(logits, targets, temperature, kept)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            entropy = entropy_from_logits(logits, distribution.temperature) if with_entropy else None
-        return logprobs, entropy
+            entropy = entropy_from_logits(logits, temperature, kept) if with_entropy else None
+        return TokenReadings(logprobs, entropy, kept, outside)
 
 
 Head = ScalarHead | TokenHead | LogitsHead

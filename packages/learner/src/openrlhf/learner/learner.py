@@ -8,7 +8,7 @@ or of the other roles.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from openrlhf.core.batch import Batch
+from openrlhf.core.truncation import KeptTokens
 from openrlhf.learner import checkpoint, setup, weights
 from openrlhf.learner.batching import fixed_micro_batches, padded_micro_batches, token_micro_batches
 from openrlhf.learner.collective import Collective, MetricSums
@@ -39,10 +40,14 @@ class Scores:
 
     logprobs, entropy [B, T]: policy and reference. values [B, T]: critic, for the state that precedes token t.
     rewards [B]: reward model, read at the last real token.
+    kept: what a truncated distribution keeps at every row's action tokens. outside [B, T]: 1 where such a token was
+    outside of its set and was added; 0 where the batch came with its sets.
     """
 
     logprobs: Tensor | None = None
     entropy: Tensor | None = None
+    kept: list[KeptTokens] | None = None
+    outside: Tensor | None = None
     values: Tensor | None = None
     rewards: Tensor | None = None
 
@@ -103,26 +108,27 @@ class Learner:
         if self._engine.waits_in_forward:
             count = int(self.collective.max(float(count)))
         primary = torch.zeros(batch.size if self.spec.role is Role.REWARD else batch.tokens.shape)
-        entropy = torch.zeros(batch.tokens.shape) if with_entropy else None
+        out = Scores(logprobs=primary, entropy=torch.zeros(batch.tokens.shape) if with_entropy else None)
+        if self.spec.role.is_language_model and (distribution or self.module.distribution).truncation.active:
+            kept = [KeptTokens.whole(0)] * batch.size
+            out = replace(out, kept=kept, outside=torch.zeros(batch.tokens.shape))
         with self._engine.on_device(), evaluating(self.module):
             for number in range(count):
                 rows = torch.tensor(plan[number] if number < len(plan) else [], dtype=torch.long)
-                self._score_rows(batch, rows, primary, entropy, distribution)
+                self._score_rows(batch, rows, out, distribution)
         if self.spec.role is Role.REWARD:
             return Scores(rewards=primary)
         if self.spec.role is Role.CRITIC:
             return Scores(values=primary)
-        return Scores(logprobs=primary, entropy=entropy)
+        return out
 
-    def _score_rows(
-        self,
-        batch: Batch,
-        rows: Tensor,
-        primary: Tensor,
-        entropy: Tensor | None,
-        distribution: TokenDistribution | None,
-    ) -> None:
-        """Score the rows and write the results in place. No rows: only take part in the communication."""
+    def _score_rows(self, batch: Batch, rows: Tensor, out: Scores, distribution: TokenDistribution | None) -> None:
+        """Score the rows and write the results into `out`. No rows: only take part in the communication.
+
+        Whatever the role, what is read goes into `out.logprobs`.
+        """
+        primary, entropy = out.logprobs, out.entropy
+        assert primary is not None
         part = (batch.select(rows) if len(rows) else _placeholder()).to(self.device)
         inputs = self._inputs(part)
         readings = self._engine.forward(inputs, with_entropy=entropy is not None, distribution=distribution)
@@ -136,6 +142,14 @@ class Learner:
         primary[rows, :width] = (inputs.scatter(readings.primary, part.tokens.shape) * mask).cpu()
         if entropy is not None and readings.entropy is not None:
             entropy[rows, :width] = (inputs.scatter(readings.entropy, part.tokens.shape) * mask).cpu()
+        if out.kept is not None and readings.kept is not None:
+            sizes = mask.sum(-1).tolist()
+            own = readings.kept.to("cpu").split([*sizes, len(readings.kept.counts) - sum(sizes)])  # the last: no row's
+            for row, kept in zip(rows.tolist(), own[:-1], strict=True):
+                out.kept[row] = kept
+        if out.outside is not None and readings.outside is not None:
+            outside = inputs.scatter(readings.outside.float(), part.tokens.shape) * mask
+            out.outside[rows, :width] = outside.cpu()
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, objective: Objective) -> Metrics:
@@ -216,11 +230,15 @@ class Learner:
     def _outputs(self, readings: Readings, inputs: ModelInputs, part: Batch) -> ModelOutputs:
         shape = part.tokens.shape
         dense = None if self.spec.role is Role.REWARD else inputs.scatter(readings.primary, shape)
+        outside = None
+        if readings.outside is not None and part.kept is None:
+            outside = inputs.scatter(readings.outside.float(), shape)
         return ModelOutputs(
             logprobs=dense if self.spec.role.is_language_model else None,
             values=dense if self.spec.role is Role.CRITIC else None,
             rewards=readings.primary if self.spec.role is Role.REWARD else None,
             entropy=None if readings.entropy is None else inputs.scatter(readings.entropy, shape),
+            outside=outside,
             aux_loss=readings.aux_loss,
             tokens=float(inputs.token_mask.sum()),
         )

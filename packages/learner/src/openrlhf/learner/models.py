@@ -53,7 +53,7 @@ def load_module(
         model,
         scalar_head or token_head(model),
         head_name=head_name,
-        distribution=TokenDistribution(spec.temperature, spec.suppressed_token_ids),
+        distribution=TokenDistribution(spec.temperature, spec.suppressed_token_ids, spec.truncation),
         aux_loss=spec.aux_loss_coef > 0,
     ).train(spec.trained)
     module.head.requires_grad_(spec.trained)

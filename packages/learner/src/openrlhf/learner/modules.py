@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from openrlhf.core.truncation import KeptTokens
 from openrlhf.learner.heads import Head, LogitsHead, ScalarHead, TokenDistribution, TokenHead, check_plain_head
 from openrlhf.learner.layers import num_experts
 from openrlhf.learner.packing import ModelInputs
@@ -27,11 +28,14 @@ class Readings(NamedTuple):
 
     primary: log-probs of the targets (policy, reference) or values (critic, reward).
     entropy: only for language models and on request. aux_loss: scalar, only with a balance loss.
+    kept, outside: see `heads.TokenReadings`.
     """
 
     primary: Tensor
     entropy: Tensor | None
     aux_loss: Tensor | None
+    kept: KeptTokens | None = None
+    outside: Tensor | None = None
 
     def anchor(self) -> Tensor:
         """A scalar 0 that depends on everything with a gradient.
@@ -39,7 +43,7 @@ class Readings(NamedTuple):
         Its backward pass visits the same modules as that of a loss: ZeRO-3 communicates in each of them, so all ranks
         have to make the same visits.
         """
-        outputs = [t for t in self if t is not None and t.requires_grad]
+        outputs = [t for t in (self.primary, self.entropy, self.aux_loss) if t is not None and t.requires_grad]
         return torch.stack([t.sum() for t in outputs]).sum() * 0.0
 
 
@@ -85,14 +89,15 @@ class LearnerModule(nn.Module):
         aux = self._balance_loss(outputs, inputs)
         if isinstance(self.head, ScalarHead):
             return Readings(self.head(states).squeeze(-1), None, aux)
-        logprobs, entropy = self.head(
+        read = self.head(
             states,
             inputs.targets,
             distribution=distribution or self.distribution,
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
+            kept=inputs.kept,
         )
-        return Readings(logprobs, entropy, aux)
+        return Readings(read.logprobs, read.entropy, aux, read.kept, read.outside)
 
     def hf_name(self, name: str) -> str:
         """A parameter's name here -> its name in a Hugging Face checkpoint."""

@@ -7,7 +7,7 @@ to the optimiser step first, and divides every total by that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -25,6 +25,7 @@ class ModelOutputs:
     """What the model says about one micro-batch; [B, T] float32 with gradient, 0 where not action_mask.
 
     logprobs, entropy: of a language model. values: of a critic. rewards [B]: of a reward model.
+    outside: of a truncated distribution 1 where the sampled token had to be added to its set, without gradient.
     aux_loss: scalar mean over this micro-batch's tokens; tokens: how many.
     """
 
@@ -32,6 +33,7 @@ class ModelOutputs:
     entropy: Tensor | None = None
     values: Tensor | None = None
     rewards: Tensor | None = None
+    outside: Tensor | None = None
     aux_loss: Tensor | None = None
     tokens: float = 0.0
 
@@ -76,6 +78,11 @@ def balance_term(outputs: ModelOutputs) -> dict[str, LossOutput]:
     if outputs.aux_loss is None:
         return {}
     return {"aux_loss": LossOutput(total=outputs.aux_loss * outputs.tokens, count=outputs.tokens)}
+
+
+def with_share(term: LossOutput, name: str, where: Tensor, batch: Batch) -> LossOutput:
+    """A term that also measures the share of trainable tokens at which `where` [B, T] is 1."""
+    return replace(term, metrics=term.metrics | {name: ((where * batch.action_mask).sum(), _tokens(batch))})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +141,8 @@ class PolicyObjective:
                 agg_constant=self.agg_constant,
             )
         }
+        if outputs.outside is not None:
+            terms["policy_loss"] = with_share(terms["policy_loss"], "outside_kept", outputs.outside, batch)
         if self.kl_coef is not None:
             assert batch.ref_logprobs is not None, "a KL loss needs ref_logprobs"
             terms["kl_loss"] = kl_loss(

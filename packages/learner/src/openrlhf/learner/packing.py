@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from openrlhf.core.batch import Batch
+from openrlhf.core.truncation import KeptTokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class ModelInputs:
     rows, cols: [N] int64, where the results belong in [B, T].
     token_mask: [R, L] bool, False on padding.
     images: the model's inputs beside the tokens (pixel_values, ...), of all images of the rows in order.
+    kept: the N sets that log-probs are over, of a batch that has them.
     unread: how many of the last results belong to no row of the batch (see `with_probe`).
     """
 
@@ -36,6 +38,7 @@ class ModelInputs:
     cols: Tensor
     token_mask: Tensor
     images: dict[str, Tensor] | None = None
+    kept: KeptTokens | None = None
     unread: int = 0
 
     def scatter(self, values: Tensor, shape: torch.Size) -> Tensor:
@@ -53,9 +56,12 @@ def build_inputs(batch: Batch, positions: Tensor, *, packed: bool) -> ModelInput
     """
     assert not positions[:, 0].any(), "token 0 has no prefix that could predict it"
     rows, cols = positions.nonzero(as_tuple=True)
+    kept = None if batch.kept is None else KeptTokens.joined(batch.kept).to(positions.device)
     if rows.numel() == 0:
         rows = cols = torch.zeros(1, dtype=torch.long, device=positions.device)
-    return _inputs(batch, rows, cols, (cols - 1).clamp(min=0), packed=packed)
+        kept = None
+    assert kept is None or len(kept.counts) == len(rows), "a batch's kept sets are those of its action tokens"
+    return replace(_inputs(batch, rows, cols, (cols - 1).clamp(min=0), packed=packed), kept=kept)
 
 
 def build_last_token_inputs(batch: Batch, *, packed: bool) -> ModelInputs:
@@ -110,6 +116,7 @@ def with_probe(batch: Batch, probe: Batch) -> ModelInputs:
         attention_mask=stack(batch.attention_mask, probe.attention_mask),
         action_mask=stack(batch.action_mask, probe.action_mask),
         index=torch.cat([batch.index, probe.index.to(batch.index.device)]),
+        kept=None if batch.kept is None else [*batch.kept, KeptTokens.whole(int(probe.action_mask.sum()))],
         extra=None if probe.extra is None else {k: [None] * size + v for k, v in probe.extra.items()},
     )
     return replace(build_inputs(extended, extended.action_mask, packed=False), unread=1)

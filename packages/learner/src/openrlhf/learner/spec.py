@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
 
+from openrlhf.core.config import NO_TRUNCATION, Truncation
 from openrlhf.learner.config import DsConfig, ModelConfig, OptimConfig, TrainBatchConfig
 from openrlhf.learner.constraints import Conflict, balance_conflicts, ds_conflicts, optim_conflicts
 
@@ -29,7 +30,7 @@ class LearnerSpec:
     """One model of one role, with every option resolved (`ds.param_dtype` and `ds.attn_implementation` are not auto).
 
     optim: None freezes the model (inference only).
-    temperature: log-probs and entropy are those of logits / temperature.
+    temperature, truncation: log-probs and entropy are those of logits / temperature, and of what truncation leaves.
     max_optimizer_steps: horizon of the learning-rate schedule.
     score_micro_batch_size, score_max_tokens: samples, or with dynamic batching tokens, per forward pass of `score`.
     aux_loss_coef: coefficient of the mixture-of-experts balance loss; 0 does not compute it.
@@ -50,6 +51,7 @@ class LearnerSpec:
     optim: OptimConfig | None = None
     batch: TrainBatchConfig = field(default_factory=TrainBatchConfig)
     temperature: float = 1.0
+    truncation: Truncation = NO_TRUNCATION
     max_optimizer_steps: int = 1
     score_micro_batch_size: int = 1
     score_max_tokens: int | None = None

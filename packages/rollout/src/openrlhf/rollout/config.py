@@ -67,7 +67,8 @@ class RolloutConfig:
     temperature: float = 1.0
     """Sampling temperature. The trainer divides its logits by it too."""
     top_p: float = 1.0
-    """Sample from the smallest set of tokens whose probability reaches this; 1 is off."""
+    """Sample from the smallest set of tokens whose probability reaches this; 1 is off. The trainer's log-probs are over
+    the tokens that top_p, top_k and min_p keep."""
     top_k: int = -1
     """Sample from the k most likely tokens; -1 is off."""
     min_p: float = 0.0

@@ -7,6 +7,7 @@ travel as (sum, count), so that they add up exactly over mini-batches and ranks.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,6 +41,21 @@ class RankBatch:
     def with_(self, **tensors: Tensor | None) -> RankBatch:
         """A copy whose batch has these fields replaced."""
         return replace(self, batch=self.batch.with_(**tensors))
+
+    def dealt(self, members: str | None) -> RankBatch:
+        """The samples dealt anew to the mini-batches, as many to each as before; with None nothing changes.
+
+        No sample leaves its rank. Every rank deals its samples by falling length with the same seed, so the n-th
+        longest of all ranks come into one mini-batch, whose tokens stay as evenly spread over ranks as the batch's.
+        """
+        if members is None:
+            return self
+        lengths, index = self.batch.lengths.tolist(), self.batch.index.tolist()
+        pool = sorted((row for rows in self.rows for row in rows), key=lambda row: (-lengths[row], index[row]))
+        seeded = random.Random(members)
+        place = {row: seeded.random() for row in pool}
+        hand = iter(sorted(pool, key=place.__getitem__))
+        return replace(self, rows=[sorted(next(hand) for _ in rows) for rows in self.rows])
 
     def mini_batch(self, number: int) -> Batch:
         """This rank's part of one mini-batch, perhaps without a sample."""

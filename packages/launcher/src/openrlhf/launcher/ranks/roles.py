@@ -18,6 +18,7 @@ from openrlhf.core.advantages import compute_advantages, whiten
 from openrlhf.core.batch import Batch
 from openrlhf.core.kl import kl_estimate
 from openrlhf.core.rewards import token_rewards
+from openrlhf.core.truncation import KeptTokens
 from openrlhf.launcher.ranks.batches import (
     PerSample,
     RankBatch,
@@ -83,9 +84,18 @@ class Rank:
 class ReferenceRank(Rank):
     """A language model that scores what another one sampled."""
 
-    def logprobs(self, shares: Shares) -> PerSample:
-        """Log-probs of the trainable tokens of every sample of the share."""
+    def logprobs(self, shares: Shares, kept: Sequence[Any] | None = None) -> PerSample:
+        """Log-probs of the trainable tokens of every sample of the share.
+
+        kept: handles of what `PolicyRank.kept` gave. Where sampling is truncated, both models are compared over the
+        tokens that the policy kept: among its own the reference may not have the sampled one at all.
+        """
         batch = self.load(shares).batch
+        if kept is not None:
+            sets: dict[int, KeptTokens] = {}
+            for part in self._resolve("kept tokens", kept):
+                sets |= part
+            batch = batch.with_(kept=[sets[index] for index in batch.index.tolist()])
         return gather_trainable(batch, self.learner.score(batch).logprobs)
 
 
@@ -157,11 +167,11 @@ class CriticRank(TrainedRank):
         """Add what the values should have been. returns: handles of what policy ranks computed."""
         return valued.with_(returns=self.fetch(valued.batch, "policy returns", returns))
 
-    def update(self, prepared: RankBatch, order: Sequence[int]) -> Sums:
+    def update(self, prepared: RankBatch, order: Sequence[int], *, members: str | None = None) -> Sums:
         """One optimiser step per mini-batch. Returns sums of metrics over all ranks."""
         config = self.config
         objective = ValueObjective(value_clip=config.value_clip, aux_coef=config.policy_loss.aux_loss_coef)
-        return self._steps(prepared, objective, order)
+        return self._steps(prepared.dealt(members), objective, order)
 
 
 SCORES = {"ref_logprobs": "reference log-probs", "values": "critic values"}
@@ -171,20 +181,39 @@ SCORES = {"ref_logprobs": "reference log-probs", "values": "critic values"}
 class PolicyRank(TrainedRank, ReferenceRank):
     """The model that samples: `prepare` computes advantages, `update` trains on them."""
 
-    def prepare(self, shares: Shares, *, scores: Mapping[str, Sequence[Any]], kl_coef: float) -> RankBatch:
+    def sampled(self, shares: Shares) -> RankBatch:
+        """The share with old log-probs and, where sampling is truncated, the tokens that it kept: for `prepare`."""
+        return self._scored(self.load(shares))
+
+    def kept(self, sampled: RankBatch) -> dict[int, KeptTokens]:
+        """Per sample the kept tokens at its trainable ones, for the reference."""
+        sets = sampled.batch.kept
+        assert sets is not None, "only a truncated distribution keeps tokens"
+        return dict(zip(sampled.batch.index.tolist(), sets, strict=True))
+
+    def _scored(self, loaded: RankBatch) -> RankBatch:
+        scores, metrics = self.learner.score(loaded.batch), dict(loaded.metrics)
+        if scores.outside is not None:
+            tokens = float(loaded.batch.action_mask.sum())
+            metrics["train/outside_kept"] = (float(scores.outside.sum()), tokens)
+        return replace(loaded.with_(old_logprobs=scores.logprobs, kept=scores.kept), metrics=metrics)
+
+    def prepare(self, share: Shares | RankBatch, *, scores: Mapping[str, Sequence[Any]], kl_coef: float) -> RankBatch:
         """Old log-probs where they are needed, KL, advantages and returns.
 
+        share: this rank's samples, or what `sampled` made of them.
         scores: fields in `SCORES` -> handles of what the ranks of another role computed for them.
         Old log-probs are not needed when the batch is trained on in one optimiser step: then the ratio is 1.
         """
-        steps = len(shares) * self.learner.spec.batch.max_epochs
-        algo, loaded = self.config.algo, self.load(shares)
+        loaded = share if isinstance(share, RankBatch) else self.load(share)
+        steps = len(loaded.rows) * self.learner.spec.batch.max_epochs
+        algo = self.config.algo
+        penalty = "ref_logprobs" in scores and not algo.kl.use_loss
+        if loaded.batch.old_logprobs is None and (penalty or steps > 1 or self.config.force_old_logprobs):
+            loaded = self._scored(loaded)
         batch = loaded.batch.with_(
             **{name: self.fetch(loaded.batch, SCORES[name], parts) for name, parts in scores.items()}
         )
-        penalty = batch.ref_logprobs is not None and not algo.kl.use_loss
-        if penalty or steps > 1 or self.config.force_old_logprobs:
-            batch = batch.with_(old_logprobs=self.learner.score(batch).logprobs)
         assert batch.rewards is not None
         kl = None
         if penalty:
@@ -208,7 +237,7 @@ class PolicyRank(TrainedRank, ReferenceRank):
                 reduce=self.learner.reduce_sum,
             )
         batch = batch.with_(advantages=advantages, returns=returns)
-        return replace(loaded, batch=batch, metrics=prepared_sums(batch, rewards, kl))
+        return replace(loaded, batch=batch, metrics=loaded.metrics | prepared_sums(batch, rewards, kl))
 
     def metrics(self, prepared: RankBatch) -> Sums:
         """What `prepare` measured, summed over this rank."""
@@ -218,9 +247,20 @@ class PolicyRank(TrainedRank, ReferenceRank):
         """What the critic's values should have been."""
         return gather_trainable(prepared.batch, prepared.batch.returns)
 
-    def update(self, prepared: RankBatch, order: Sequence[int], *, kl_coef: float, freeze: Sequence[bool] = ()) -> Sums:
-        """One optimiser step per mini-batch, unless it is frozen. Returns sums of metrics over all ranks."""
-        return self._steps(prepared, self.objective(prepared.batch, kl_coef), order, freeze)
+    def update(
+        self,
+        prepared: RankBatch,
+        order: Sequence[int],
+        *,
+        kl_coef: float,
+        freeze: Sequence[bool] = (),
+        members: str | None = None,
+    ) -> Sums:
+        """One optimiser step per mini-batch, unless it is frozen. Returns sums of metrics over all ranks.
+
+        members: see `RankBatch.dealt`.
+        """
+        return self._steps(prepared.dealt(members), self.objective(prepared.batch, kl_coef), order, freeze)
 
     def objective(self, batch: Batch, kl_coef: float) -> PolicyObjective:
         """The loss of a prepared batch."""

@@ -81,12 +81,22 @@ class RayLearner:
             return await self._prepare(mini_batches, kl_coef)
 
     async def _prepare(self, mini_batches: Sequence[Sequence[SampleRef]], kl_coef: float) -> Prepared:
-        policy, critic = self.policy, self.critic
+        policy, critic, reference = self.policy, self.critic, self.reference
         scores: dict[str, Refs] = {}
         valued: list[Any] = []
-        if self.reference is not None:
-            shares = self.reference.shares(mini_batches)
-            scores["ref_logprobs"] = self.reference.scatter(ReferenceRank.logprobs, shares)
+        own: Sequence[Any] = policy.shares(mini_batches)
+        if reference is not None:
+            kept: Refs | None = None
+            if policy.truncated:
+                own = policy.scatter(PolicyRank.sampled, own)
+                kept = policy.scatter(PolicyRank.kept, own)
+            count = len(reference.ranks)
+            scores["ref_logprobs"] = [
+                rank.ask(ReferenceRank.logprobs, shares, None if kept is None else parts_for(number, count, kept))
+                for number, (rank, shares) in enumerate(
+                    zip(reference.ranks, reference.shares(mini_batches), strict=True)
+                )
+            ]
         if critic is not None:
             valued = critic.scatter(CriticRank.values, critic.shares(mini_batches))
             scores["values"] = critic.scatter(CriticRank.read, valued)
@@ -94,11 +104,11 @@ class RayLearner:
         prepared = [
             rank.ask(
                 PolicyRank.prepare,
-                shares,
+                share,
                 scores={name: parts_for(number, world, refs) for name, refs in scores.items()},
                 kl_coef=kl_coef,
             )
-            for number, (rank, shares) in enumerate(zip(policy.ranks, policy.shares(mini_batches), strict=True))
+            for number, (rank, share) in enumerate(zip(policy.ranks, own, strict=True))
         ]
         sums = await policy.wait(policy.scatter(PolicyRank.metrics, prepared), "experience forward")
         sums = sums[:: policy.tensor_parallel]  # a group's ranks measured the same samples
@@ -112,18 +122,26 @@ class RayLearner:
         return Prepared(handle=OnRanks(policy=prepared, critic=valued), metrics=combine_sums(sums))
 
     async def update(
-        self, prepared: Prepared, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]
+        self,
+        prepared: Prepared,
+        order: Sequence[int],
+        *,
+        kl_coef: float,
+        freeze_actor: Sequence[bool],
+        members: str | None = None,
     ) -> dict[str, float]:
         shares: OnRanks = prepared.handle
+        options: dict[str, Any] = {"members": members}
 
         async def policy() -> list[Any]:
-            refs = self.policy.scatter(
-                PolicyRank.update, shares.policy, list(order), kl_coef=kl_coef, freeze=list(freeze_actor)
-            )
+            own = options | {"kl_coef": kl_coef, "freeze": list(freeze_actor)}
+            refs = self.policy.scatter(PolicyRank.update, shares.policy, list(order), **own)
             return await self.policy.wait(refs, "policy update")
 
         async def critic(group: RankGroup[CriticRank]) -> list[Any]:
-            return await group.wait(group.scatter(CriticRank.update, shares.critic, list(order)), "critic update")
+            return await group.wait(
+                group.scatter(CriticRank.update, shares.critic, list(order), **options), "critic update"
+            )
 
         async with self._push.lock:
             if self.critic is None:

@@ -27,12 +27,14 @@ class RankGroup(Generic[T]):
 
     hidden_size: that of the policy, for all roles: they must split the samples alike.
     tensor_parallel: how many neighbouring ranks hold one model and get the same samples.
+    truncated: whether samples are of what top-p, top-k or min-p keep: then the reference has to know what that is.
     """
 
     role: str
     ranks: Sequence[Remote[T]]
     hidden_size: int
     tensor_parallel: int = 1
+    truncated: bool = False
 
     def shares(self, mini_batches: Sequence[Sequence[SampleRef]]) -> list[list[list[SampleRef]]]:
         """Per rank: its share of every mini-batch."""

@@ -16,6 +16,7 @@ import ray
 from openrlhf.agents.context import EpisodeSettings
 from openrlhf.agents.engine import SamplingParams
 from openrlhf.agents.reward_file import IMPORT_SECONDS
+from openrlhf.core.config import Truncation
 from openrlhf.launcher.commands import TRAIN_PPO_RAY
 from openrlhf.launcher.config import RefConfig, RewardConfig, TrainPPOConfig
 from openrlhf.launcher.data.sampler import PromptSampler
@@ -52,6 +53,7 @@ from openrlhf.launcher.trainer.loop import TrainerParts
 from openrlhf.launcher.trainer.protocols import MetricSink
 from openrlhf.launcher.vision import VisionModel
 from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.rollout.config import RolloutConfig
 from openrlhf.rollout.engine import engine_class
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.sync_check import CHECK_ROWS, Tolerance, answer_tokens, check_prompts, check_sequences, noise_bits
@@ -234,6 +236,7 @@ def start_learners(
             ranks=ranks,
             hidden_size=prepared.hidden_size,
             tensor_parallel=config.ds.tensor_parallel_size,
+            truncated=truncation(config.rollout).active,
         )
         groups[role] = (group, _set_up(group, learner_spec(config, Role(role), horizon, vision), ranks_config))
     return groups
@@ -261,6 +264,11 @@ def _set_up(group: RankGroup[Any], spec: LearnerSpec, config: RankConfig) -> lis
     return group.scatter(LearnerActor.setup, addresses, spec, config)
 
 
+def truncation(rollout: RolloutConfig) -> Truncation:
+    """What the engines leave of a distribution when they sample; log-probs are of that."""
+    return Truncation(top_p=rollout.top_p, top_k=rollout.top_k, min_p=rollout.min_p)
+
+
 def learner_spec(config: TrainPPOConfig, role: Role, horizon: int, vision: VisionModel | None = None) -> LearnerSpec:
     """What a role's ranks load and how they train."""
     entity = {Role.CRITIC: config.critic}.get(role, config.actor)
@@ -275,6 +283,7 @@ def learner_spec(config: TrainPPOConfig, role: Role, horizon: int, vision: Visio
         optim=entity if role in (Role.POLICY, Role.CRITIC) else None,
         batch=config.train,
         temperature=config.rollout.temperature,
+        truncation=truncation(config.rollout),
         max_optimizer_steps=horizon,
         score_micro_batch_size=config.rollout.micro_batch_size,
         score_max_tokens=config.rollout.max_tokens_per_gpu,

@@ -37,18 +37,6 @@ def kl_pairing(c: P, m: Machine) -> Warnings:
         yield f"--algo.kl.estimator {kl.estimator} without --algo.kl.use_loss: k1 is right for a penalty on rewards"
 
 
-def truncated_sampling(c: P, m: Machine) -> Warnings:
-    """The engine's log-probs are those of the truncated distribution."""
-    r = c.rollout
-    asked = {"rollout.top_p": r.top_p < 1, "rollout.top_k": r.top_k > 0, "rollout.min_p": r.min_p > 0}
-    for name, truncated in asked.items():
-        if truncated and c.algo.advantage.is_correction_enable:
-            yield (
-                f"{setting(name, value_at(c, name))} with --algo.advantage.is_correction_enable: the engines report"
-                " log-probs of the truncated distribution, the trainer of the full one, so the weights are biased"
-            )
-
-
 def literal_newline(c: P, m: Machine) -> Warnings:
     """A backslash and an n where a line break was meant."""
     if c.data.input_template is not None and "\\n" in c.data.input_template:
@@ -148,7 +136,6 @@ def _nearest_divisor(total: int, asked: int) -> int | None:
 
 WARNINGS: tuple[Callable[[P, Machine], Warnings], ...] = (
     kl_pairing,
-    truncated_sampling,
     literal_newline,
     async_colocation,
     batch_arithmetic,

@@ -26,7 +26,7 @@ from openrlhf.launcher.trainer.checkpoints import Checkpoints
 from openrlhf.launcher.trainer.evaluation import evaluation_metrics
 from openrlhf.launcher.trainer.model_rewards import add_rewards, reward_stream
 from openrlhf.launcher.trainer.pipeline import Pipeline, SyncPipeline, late_failures
-from openrlhf.launcher.trainer.plan import cut_mini_batches, epoch_order
+from openrlhf.launcher.trainer.plan import cut_mini_batches, epoch_order, epoch_seed
 from openrlhf.launcher.trainer.protocols import Learner, MetricSink, Prepared, PromptSource, Rollout
 from openrlhf.launcher.trainer.shaping import ShapedBatch, shape_groups
 from openrlhf.launcher.trainer.untrained import Collected, Untrained
@@ -262,14 +262,16 @@ class Trainer:
         """All epochs over a batch, at most up to --train.max_steps."""
         train, metrics = self.config.train, []
         for epoch in range(train.max_epochs):
-            order = epoch_order(num_mini_batches, seed=train.seed, step=self.state.step, epoch=epoch)
+            number: dict[str, int] = {"seed": train.seed, "step": self.state.step, "epoch": epoch}
+            order, members = epoch_order(num_mini_batches, **number), epoch_seed(num_mini_batches, **number)
             if train.max_steps is not None:
                 order = order[: max(train.max_steps - self.state.optimizer_steps, 0)]
             if not order:
                 break
             first = self.state.optimizer_steps
             freeze = [first + i < self.config.critic.freezing_steps for i in range(len(order))]
-            metrics.append(await self.parts.learner.update(prepared, order, kl_coef=self.kl.value, freeze_actor=freeze))
+            options = {"kl_coef": self.kl.value, "freeze_actor": freeze, "members": members}
+            metrics.append(await self.parts.learner.update(prepared, order, **options))
             self.state.optimizer_steps += len(order)
         return over_epochs(metrics)
 

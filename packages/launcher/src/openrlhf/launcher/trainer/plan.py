@@ -20,7 +20,7 @@ T = TypeVar("T")
 def cut_mini_batches(samples: Sequence[SampleRef], *, batch_size: int, seed: int, step: int) -> list[list[SampleRef]]:
     """Shuffle the rollout batch with (seed, step) and cut it in mini-batches of `batch_size` samples.
 
-    The last one may be smaller. The cut holds for all epochs over this rollout batch.
+    The last one may be smaller. From the second epoch on the members are others, see `epoch_seed`.
     """
     order = list(samples)
     random.Random(f"mini-batches {seed} {step}").shuffle(order)
@@ -33,6 +33,11 @@ def epoch_order(num_mini_batches: int, *, seed: int, step: int, epoch: int) -> l
     if epoch > 0:
         random.Random(f"epoch {seed} {step} {epoch}").shuffle(order)
     return order
+
+
+def epoch_seed(num_mini_batches: int, *, seed: int, step: int, epoch: int) -> str | None:
+    """What decides which samples share a mini-batch in this epoch; None: those of the cut, as in the first epoch."""
+    return f"members {seed} {step} {epoch}" if epoch > 0 and num_mini_batches > 1 else None
 
 
 def split_over_ranks(samples: Sequence[SampleRef], ranks: int, *, hidden_size: int) -> list[list[SampleRef]]:

@@ -98,9 +98,18 @@ class Learner(Protocol):
         ...
 
     async def update(
-        self, prepared: Prepared, order: Sequence[int], *, kl_coef: float, freeze_actor: Sequence[bool]
+        self,
+        prepared: Prepared,
+        order: Sequence[int],
+        *,
+        kl_coef: float,
+        freeze_actor: Sequence[bool],
+        members: str | None = None,
     ) -> dict[str, float]:
-        """One optimiser step per mini-batch, in this order. Returns mean metrics."""
+        """One optimiser step per mini-batch, in this order. Returns mean metrics.
+
+        members: a seed by which every rank deals its samples anew to the mini-batches; None: as they were prepared.
+        """
         ...
 
     async def push_weights(self, version: int) -> dict[str, float]:
