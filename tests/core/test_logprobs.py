@@ -115,6 +115,39 @@ def test_equals_the_plain_way(
         check(mine, theirs, 1e-12)
 
 
+def test_few_logits_are_computed_once_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit the same as recomputed ones, and of a second backward pass as well."""
+    computed: list[slice] = []
+    logits_of = logprobs._Head.logits
+
+    def counted(self: logprobs._Head, hidden: Tensor, rows: slice, columns: slice) -> Tensor:
+        computed.append(columns)
+        return logits_of(self, hidden, rows, columns)
+
+    monkeypatch.setattr(logprobs._Head, "logits", counted)
+
+    def gradients() -> tuple[list[Tensor], list[Tensor], int]:
+        computed.clear()
+        hidden, weight, bias, targets = head(dtype=torch.float32)
+        logp, entropy = token_logprobs(hidden, weight, targets, 0.7, bias, True, 3, 4)
+        assert entropy is not None
+        total = (logp * 1.5 + entropy).sum()
+        once = torch.autograd.grad(total, [hidden, weight, bias], retain_graph=True)
+        count = len(computed)
+        return list(once), list(torch.autograd.grad(total, [hidden, weight, bias])), count
+
+    saved, again, count = gradients()
+    assert count == 9  # three slices of tokens, three of the vocabulary
+    monkeypatch.setattr(logprobs, "_CPU_SAVED", 3 * 4 * 4)  # one tile
+    partly, _, count = gradients()
+    assert count == 9 + 8
+    monkeypatch.setattr(logprobs, "_CPU_SAVED", 0)
+    recomputed, _, count = gradients()
+    assert count == 9 + 9
+    for results in zip(saved, again, partly, recomputed, strict=True):
+        assert all(torch.equal(results[0], other) for other in results[1:])
+
+
 @pytest.mark.parametrize("wanted", ["hidden", "weight", "bias", "none"])
 def test_gradient_goes_only_where_it_is_wanted(wanted: str) -> None:
     hidden, weight, bias, targets = head()

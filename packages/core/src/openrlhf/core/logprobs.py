@@ -1,8 +1,9 @@
 """Log-probabilities and entropies of tokens, from logits or, memory-lean, from hidden states and the LM head.
 
 Forward and backward go over tiles of tokens x vocabulary (an online softmax, Milakov & Gimelshein, 2018), and the
-backward recomputes what it needs of a tile. `token_logprobs` never holds the [N, V] logits; the functions of given
-logits never hold a float32 copy of them. Softmax in float32 (float64 for float64 inputs) throughout.
+backward recomputes what it needs of a tile. `token_logprobs` never holds the [N, V] logits (on a CPU a bounded part of
+them, for a product costs more there than memory); the functions of given logits never hold a float32 copy of them.
+Softmax in float32 (float64 for float64 inputs) throughout.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from openrlhf.core.truncation import KeptTiles, KeptTokens, collect_kept
 # pages are reused. Elsewhere 256 MiB: enough work per kernel.
 _CPU_TILE = (512, 4096)
 _DEVICE_TILE = (4096, 16384)
+# Bytes of logits that are saved for the backward pass on a CPU, which spares a fourth of the head's products: no more
+# than the layers of a small model save for as many tokens.
+_CPU_SAVED = 512 << 20
 
 # Stands in for log 0 next to a probability that is exactly 0: finite, and far below where exp underflows.
 _LOG_ZERO = -1e4
@@ -105,7 +109,7 @@ def token_logprobs(
     the model's own head would, the softmax in float32 (all in float64 for float64). Gradients flow to hidden, weight
     and bias, whichever require them, accumulated in at least float32. Only first derivatives.
     chunk_tokens, chunk_vocab: size of a tile of logits, by default 512 x 4096 on CPU and 4096 x 16384 elsewhere; they
-    change memory and rounding, nothing else.
+    change memory and rounding, nothing else. On a CPU up to 512 MiB of logits are saved for the backward pass.
     Entropy: -sum p log p in nats, where tokens of probability 0 contribute 0, also to the gradient.
     kept: the softmax is over these tokens alone; others have probability 0, and no gradient flows to their logits.
 
@@ -118,7 +122,8 @@ def token_logprobs(
     tile = (tokens if chunk_tokens is None else chunk_tokens, vocab if chunk_vocab is None else chunk_vocab)
     if min(tile) <= 0:
         raise ValueError(f"chunk_tokens and chunk_vocab must be > 0, got {tile!r}")
-    args = temperature, with_entropy, tile, _tiles(kept)
+    saved_bytes = _CPU_SAVED if hidden.device.type == "cpu" and torch.is_grad_enabled() else 0
+    args = temperature, with_entropy, tile, _tiles(kept), saved_bytes
     logprobs, entropy = _TokenLogprobs.apply(hidden, weight, targets, bias, *args)
     return logprobs, entropy if with_entropy else None
 
@@ -188,7 +193,10 @@ def _tempered(logits: Tensor, temperature: float) -> Tensor:
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Saves the inputs and two numbers per token (log-sum-exp, entropy); everything else is recomputed."""
+    """Saves the inputs and two numbers per token (log-sum-exp, entropy); everything else is recomputed.
+
+    saved_bytes: the first so many bytes of logits stay as well, each tile until a backward pass has overwritten it.
+    """
 
     @staticmethod
     def forward(
@@ -201,12 +209,17 @@ class _TokenLogprobs(torch.autograd.Function):
         with_entropy: bool,
         tile: tuple[int, int],
         kept: KeptTiles | None,
+        saved_bytes: int,
     ) -> tuple[Tensor, Tensor]:
         head = _Head(weight, bias, temperature, kept)
+        ctx.logits = {}
         state = _OnlineSoftmax(at_least_fp32(hidden[:0]), len(targets), with_entropy)
         for columns in _slices(len(weight), tile[1]):
             for rows in _slices(len(targets), tile[0]):
                 z = head.logits(hidden, rows, columns)
+                if z.nbytes <= saved_bytes:
+                    saved_bytes -= z.nbytes
+                    ctx.logits[rows.start, columns.start] = z.clone()
                 state.add(z, rows, _Targets.of(targets, rows, columns))
         lse = state.log_sum_exp()
         entropy = state.entropy()
@@ -229,7 +242,9 @@ class _TokenLogprobs(torch.autograd.Function):
         for columns in _slices(len(weight), ctx.tile[1]):
             tile_weight = torch.zeros_like(weight[columns], dtype=lse.dtype) if want_weight else None
             for rows in _slices(len(targets), ctx.tile[0]):
-                z = head.logits(hidden, rows, columns)
+                z = ctx.logits.pop((rows.start, columns.start), None)
+                if z is None:
+                    z = head.logits(hidden, rows, columns)
                 h = (grad_entropy[rows], entropy[rows]) if ctx.with_entropy else None
                 inside = _Targets.of(targets, rows, columns)
                 grad_z = _logits_grad(z, inside, lse[rows], grad_logprobs[rows], h)
@@ -247,7 +262,7 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_weight,
             None,
             None if grad_bias is None else grad_bias.to(bias.dtype),
-            *[None] * 4,
+            *[None] * 5,
         )
 
 
