@@ -33,6 +33,12 @@ CASES = [
         "--actor.policy_loss_type gspo",
     ),
     (
+        "--actor.loss_path mine.py --actor.policy_loss_type cispo",
+        "actor.loss_path",
+        "the file's function is the loss",
+        "--actor.loss_path mine.py",
+    ),
+    (
         "--algo.dynamic_filtering_enable",
         "rollout.n_samples_per_prompt",
         "the mean score over a prompt's samples",

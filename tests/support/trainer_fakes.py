@@ -233,6 +233,7 @@ def fake_run(
     delay: Callable[[PromptItem], int] = lambda item: 0,
     eval_prompts: int = 0,
     learner: FakeLearner | None = None,
+    sources: dict[str, str] | None = None,
     **flags: Any,
 ) -> FakeRun:
     """Defaults: 2 prompts x 2 samples per step, one optimiser step of 4, reinforce_baseline; flags by dotted name."""
@@ -252,6 +253,11 @@ def fake_run(
     learner.busy = lambda: rollout.running
     source, sink = FakePrompts(prompts), FakeSink()
     parts = TrainerParts(
-        rollout=rollout, learner=learner, prompts=source, sink=sink, eval_prompts=FakePrompts(eval_prompts).next(10**6)
+        rollout=rollout,
+        learner=learner,
+        prompts=source,
+        sink=sink,
+        eval_prompts=FakePrompts(eval_prompts).next(10**6),
+        sources=sources or {},
     )
     return FakeRun(config, rollout, learner, source, sink, Trainer(config, parts))

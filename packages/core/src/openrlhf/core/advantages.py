@@ -18,6 +18,10 @@ MIN_VARIANCE = 1e-8
 """Whitening divides by sqrt(max(variance, MIN_VARIANCE))."""
 
 
+Advantages = Callable[..., tuple[Tensor, Tensor]]
+"""(token_rewards, action_mask, values, gamma, lambd) -> (advantages, returns), [B, T]."""
+
+
 def identity(x: Tensor) -> Tensor:
     """The `reduce` of a single rank."""
     return x
@@ -30,6 +34,7 @@ def compute_advantages(
     values: Tensor | None = None,
     gamma: float = 1.0,
     lambd: float = 1.0,
+    own: Advantages | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(advantages, returns), each [B, T] in the dtype of token_rewards, 0 where not action_mask.
 
@@ -37,7 +42,7 @@ def compute_advantages(
     The estimator's row says which of `RETURNS` it takes: with a critic `gae`, else the discounted return from here on
     (see `discounted_returns`), for both results. Estimators that compare the samples of a prompt differ in what
     `rewards.group_baseline` made of the rewards before; unlike in their papers a KL penalty may be among the token
-    rewards, after the baseline.
+    rewards, after the baseline. own: a user's function in the place of the row's, which may use gamma.
 
     Raises:
         ValueError: gamma != 1 with an estimator that does not use it, a critic's estimator without values, an unknown
@@ -45,7 +50,7 @@ def compute_advantages(
     """
     row = estimator_row(estimator)
     check_rows(action_mask, token_rewards=token_rewards, values=values)
-    if gamma != 1.0 and not row.discounts:
+    if gamma != 1.0 and not row.discounts and own is None:
         using = " and ".join(name for name, other in ESTIMATORS.items() if other.discounts)
         raise ValueError(
             f"`advantage.gamma` {gamma!r} is used by {using} only: leave it at 1 with "
@@ -53,7 +58,11 @@ def compute_advantages(
         )
     if row.critic and values is None:
         raise ValueError(f"`advantage.estimator` {estimator!r} needs the values of a critic, got None")
-    advantages, returns = RETURNS[row.returns](token_rewards, action_mask, values, gamma, lambd)
+    if own is None:
+        advantages, returns = RETURNS[row.returns](token_rewards, action_mask, values, gamma, lambd)
+    else:
+        given = {"token_rewards": token_rewards, "action_mask": action_mask, "values": values}
+        advantages, returns = own(**given, gamma=gamma, lambd=lambd)
     return advantages.to(token_rewards.dtype), returns.to(token_rewards.dtype)
 
 
@@ -136,5 +145,4 @@ def _discounted(
     return returns, returns
 
 
-RETURNS: dict[Returns, Callable[..., tuple[Tensor, Tensor]]] = {"gae": gae, "discounted": _discounted}
-"""(token_rewards, action_mask, values, gamma, lambd) -> (advantages, returns), [B, T]."""
+RETURNS: dict[Returns, Advantages] = {"gae": gae, "discounted": _discounted}

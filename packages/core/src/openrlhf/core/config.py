@@ -87,6 +87,10 @@ class PolicyLossConfig:
     vespo_lambda: tuple[float, float] = (3.0, 2.0)
     """vespo: how fast the weight falls as that ratio grows, for positive and for negative advantages."""
 
+    loss_path: str | None = None
+    """A loss of your own in the place of policy_loss_type: file.py, or file.py:function where it is not called
+    policy_loss. It is tried on a toy batch before anything starts."""
+
     loss_agg_mode: LossAggMode = "token-mean"
     """How token losses become one number per optimiser step. token-mean: mean over all trainable tokens of all
     micro-batches and ranks. seq-mean-token-mean: mean per sequence, then over sequences. seq-mean-token-sum-norm:
@@ -142,6 +146,11 @@ class AdvantageConfig:
     """How rewards become advantages. In brackets: whether there is a critic, whether gamma is used, whether samples of
     one prompt are compared (groups, which need rollout.n_samples_per_prompt > 1), and whether advantages are whitened
     over the rollout batch."""
+
+    path: str | None = None
+    """Advantages of your own in the place of the estimator's: file.py, or file.py:function where it is not called
+    compute_advantages. It is given the token rewards after the baseline; critic, baseline and whitening stay the
+    estimator's. It is tried on a toy batch before anything starts."""
 
     gamma: float = 1.0
     """Discount per trainable token. Another value than 1 is an error with an estimator that does not use it."""

@@ -224,6 +224,8 @@ class LoggerConfig:
     """Log every N steps."""
     tensorboard_dir: str | None = None
     """Folder of TensorBoard logs."""
+    path: str | None = None
+    """A logger of your own beside the others: file.py:Class or module:Class."""
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
 

@@ -19,6 +19,7 @@ from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.data.chat import turn_stops
 from openrlhf.launcher.data.early import check_at_sight
 from openrlhf.launcher.data.prompts import PromptDataset, load_prompts, prompt_fields
+from openrlhf.launcher.plugins import NO_PLUGINS, Plugins, check_plugins, read_plugins
 from openrlhf.launcher.same_tokens import check_same_tokens
 from openrlhf.launcher.tokenizers import load_tokenizer, load_vision_tokenizer
 from openrlhf.launcher.vision import VisionModel, find_vision, image_token
@@ -37,6 +38,7 @@ class Prepared:
     reward_file: CodeFile | None = None
     reward_urls: tuple[str, ...] = ()
     agent_file: CodeFile | None = None
+    plugins: Plugins = NO_PLUGINS
     vision: VisionModel | None = None
     stop_token_ids: tuple[int, ...] = ()
     """Where sampling stops beside the end-of-sequence token: at what ends a turn in the chat template."""
@@ -63,7 +65,9 @@ def prepare(config: TrainPPOConfig) -> Prepared:
     reward_file, reward_urls = reward_source(config)
     agent_path = config.train.agent_func_path
     agent_file = None if agent_path is None else check_agent_file(agent_path)
-    if config.ds.packing_samples:  # from here on torch is needed, which takes seconds to load
+    plugins = read_plugins(config)
+    check_plugins(config, plugins)  # from here on torch is needed, which takes seconds to load
+    if config.ds.packing_samples:
         check_packed_models([model, *others.values()])
     vision = check_vision(config, model)
     token = None
@@ -97,6 +101,7 @@ def prepare(config: TrainPPOConfig) -> Prepared:
         reward_file=reward_file,
         reward_urls=reward_urls,
         agent_file=agent_file,
+        plugins=plugins,
         vision=vision,
         stop_token_ids=turn_stops(tokenizer) if config.data.apply_chat_template or agent_file is not None else (),
     )

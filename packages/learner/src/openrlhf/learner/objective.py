@@ -16,7 +16,7 @@ from openrlhf.core.batch import Batch
 from openrlhf.core.config import AdvantageConfig, KLEstimator, PolicyLossConfig
 from openrlhf.core.losses.aggregate import effective_agg_mode, loss_count
 from openrlhf.core.losses.output import LossOutput
-from openrlhf.core.losses.policy import entropy_loss, kl_loss, policy_loss
+from openrlhf.core.losses.policy import PolicyLossFunction, entropy_loss, kl_loss, policy_loss
 from openrlhf.core.losses.value import value_loss
 
 
@@ -91,6 +91,7 @@ class PolicyObjective:
 
     kl_coef: weight of the KL loss; None leaves the term out (no `ref_logprobs` needed).
     agg_constant: the constant of loss_agg_mode seq-mean-token-sum-norm.
+    loss: what computes policy_loss, with its arguments and its contract.
     detach_old: take the present log-probs as the old ones (`old_logprobs` not needed); right when the batch is the only
     optimiser step of its rollout.
     """
@@ -100,6 +101,7 @@ class PolicyObjective:
     kl_coef: float | None = None
     kl_estimator: KLEstimator = "k2"
     agg_constant: float = 1.0
+    loss: PolicyLossFunction = policy_loss
     detach_old: bool = False
     rows_per_unit: int = 1
 
@@ -130,7 +132,7 @@ class PolicyObjective:
         old = outputs.logprobs.detach() if self.detach_old else batch.old_logprobs
         assert old is not None, "a policy objective needs old_logprobs"
         terms = {
-            "policy_loss": policy_loss(
+            "policy_loss": self.loss(
                 logprobs=outputs.logprobs,
                 old_logprobs=old,
                 advantages=batch.advantages,

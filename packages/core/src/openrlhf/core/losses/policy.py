@@ -5,6 +5,8 @@ Every loss is a sum over units with their count; nothing is averaged here. Colle
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from openrlhf.core.config import AdvantageConfig, KLEstimator, PolicyLossConfig
@@ -14,6 +16,10 @@ from openrlhf.core.losses.correction import LOG_RATIO_LIMIT, Correction, correct
 from openrlhf.core.losses.output import LossOutput
 from openrlhf.core.losses.surrogates import RATIOS, SURROGATES, SurrogateTerms
 from openrlhf.core.masks import at_least_fp32, check_rows, masked_sum, select
+
+PolicyLossFunction = Callable[..., LossOutput]
+"""What takes the arguments of `policy_loss` by name and keeps its contract; a user's function is checked for that by
+`plugins.check_policy_loss`."""
 
 Metrics = dict[str, tuple[Tensor | float, float]]
 
@@ -50,9 +56,8 @@ def policy_loss(
     loss, surrogate = config.loss, SURROGATES[config.loss.surrogate]
     advantages = select(advantages.detach(), action_mask)
     new, old = select(logprobs, action_mask), select(old_logprobs.detach(), action_mask)
-    log_ratio = select(at_least_fp32(logprobs) - at_least_fp32(old_logprobs.detach()), action_mask)
+    log_ratio = new - old
     raw_log_ratio = log_ratio.detach()
-
     fix = _correction(old_logprobs, rollout_logprobs, action_mask, config, correction)
 
     def terms(log_ratio: Tensor) -> SurrogateTerms:

@@ -11,6 +11,7 @@ from typing import Any
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import values_of
+from openrlhf.launcher.logging.own_sink import load_sink
 from openrlhf.launcher.logging.sinks import (
     ConsoleSink,
     GeneratedSample,
@@ -130,9 +131,14 @@ def _wandb(config: TrainPPOConfig | SupervisedConfig, run: RunIdentity) -> list[
     return [] if config.logger.wandb.key is None else [WandbSink(config.logger.wandb, masked(config), run)]
 
 
+def _own(config: TrainPPOConfig | SupervisedConfig, run: RunIdentity) -> list[Sink]:
+    return [] if config.logger.path is None else [load_sink(config.logger.path)(masked(config), run)]
+
+
 SINKS: dict[str, Callable[[TrainPPOConfig | SupervisedConfig, RunIdentity], list[Sink]]] = {
     "TensorBoard": _files,
     WandbSink.name: _wandb,
+    "--logger.path": _own,
 }
 """What makes the sinks beside the progress line, none where the options do not ask for one, by their name."""
 

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrlhf.core.advantages import compute_advantages, whiten
+from openrlhf.core.advantages import Advantages, compute_advantages, whiten
 from openrlhf.core.batch import Batch
 from openrlhf.core.kl import kl_estimate
+from openrlhf.core.losses.policy import PolicyLossFunction, policy_loss
 from openrlhf.core.rewards import token_rewards
 from openrlhf.core.truncation import KeptTokens
 from openrlhf.launcher.ranks.batches import (
@@ -181,6 +182,12 @@ SCORES = {"ref_logprobs": "reference log-probs", "values": "critic values"}
 class PolicyRank(TrainedRank, ReferenceRank):
     """The model that samples: `prepare` computes advantages, `update` trains on them."""
 
+    def __init__(self, learner: Learner, config: RankConfig, resolve: Resolve) -> None:
+        super().__init__(learner, config, resolve)
+        loss, advantages = config.plugins.loss, config.plugins.advantages
+        self._loss: PolicyLossFunction = policy_loss if loss is None else loss.load()
+        self._advantages: Advantages | None = None if advantages is None else advantages.load()
+
     def sampled(self, shares: Shares) -> RankBatch:
         """The share with old log-probs and, where sampling is truncated, the tokens that it kept: for `prepare`."""
         return self._scored(self.load(shares))
@@ -228,6 +235,7 @@ class PolicyRank(TrainedRank, ReferenceRank):
             values=batch.values,
             gamma=algo.advantage.gamma,
             lambd=algo.advantage.lambd,
+            own=self._advantages,
         )
         if algo.advantage.row.whitens:
             advantages = whiten(
@@ -271,6 +279,7 @@ class PolicyRank(TrainedRank, ReferenceRank):
             kl_coef=kl_coef if kl.use_loss and batch.ref_logprobs is not None else None,
             kl_estimator=kl.estimator,
             agg_constant=config.agg_constant,
+            loss=self._loss,
             detach_old=batch.old_logprobs is None,
         )
 

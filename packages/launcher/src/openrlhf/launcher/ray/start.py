@@ -109,6 +109,7 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
         sink=sink,
         eval_prompts=prepared.eval_prompts,
         config_toml=config_toml(TRAIN_PPO_RAY, config),
+        sources=prepared.plugins.sources(),
     )
 
 
@@ -219,7 +220,9 @@ def start_learners(
     groups: Groups = {}
     vision = prepared.vision
     processor = None if vision is None else vision.path
-    ranks_config = rank_config(config, pad_token_id=prepared.pad_token_id, processor_path=processor)
+    ranks_config = rank_config(
+        config, pad_token_id=prepared.pad_token_id, processor_path=processor, plugins=prepared.plugins
+    )
     for role in reservation.plan.seats:
         if role == ENGINE:
             continue

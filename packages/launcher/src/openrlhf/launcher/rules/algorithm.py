@@ -52,7 +52,8 @@ def with_critic(having: bool = True) -> list[str]:
 
 def gamma_is_used(c: P, m: Machine) -> Found:
     """A discount that the estimator does not use."""
-    if c.algo.advantage.gamma != 1 and not c.algo.advantage.row.discounts:
+    advantage = c.algo.advantage
+    if advantage.gamma != 1 and not advantage.row.discounts and advantage.path is None:
         yield broken(
             c,
             "algo.advantage.gamma algo.advantage.estimator",
@@ -70,6 +71,17 @@ def loss_has_its_mean(c: P, m: Machine) -> Found:
             "actor.policy_loss_type actor.loss_agg_mode",
             f"{c.actor.policy_loss_type} has one ratio per {c.actor.loss.ratio} and takes the mean per {unit}",
             f"--actor.loss_agg_mode {c.actor.loss.agg_mode}",
+        )
+
+
+def own_loss_is_the_loss(c: P, m: Machine) -> Found:
+    """A loss of the user's, and another one by name."""
+    if c.actor.loss_path is not None and c.actor.policy_loss_type != type(c.actor)().policy_loss_type:
+        yield broken(
+            c,
+            "actor.loss_path actor.policy_loss_type",
+            "the file's function is the loss",
+            "leave one of the two out",
         )
 
 
@@ -170,6 +182,7 @@ RULES: tuple[Rule, ...] = (
     critic_exists,
     gamma_is_used,
     loss_has_its_mean,
+    own_loss_is_the_loss,
     ratio_bounds,
     filtering,
     overlong,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf.launcher.config import CkptConfig
+from openrlhf.launcher.plugins import warn_of_changes
 from openrlhf.launcher.saved import STATE_FILE
 from openrlhf.launcher.trainer.protocols import Learner, Rollout
 from openrlhf.launcher.trainer.untrained import Untrained, read_untrained, write_untrained
@@ -26,14 +27,24 @@ GIB = float(1 << 30)
 class Checkpoints:
     """When to save, what to keep, where to go on.
 
-    config_toml: the resolved configuration, saved beside every checkpoint.
+    config_toml: the resolved configuration, saved beside every checkpoint. sources: flag -> the file of the user's that
+    was given by it.
     """
 
-    def __init__(self, config: CkptConfig, rollout: Rollout, learner: Learner, *, config_toml: str = "") -> None:
+    def __init__(
+        self,
+        config: CkptConfig,
+        rollout: Rollout,
+        learner: Learner,
+        *,
+        config_toml: str = "",
+        sources: Mapping[str, str] | None = None,
+    ) -> None:
         self._config = config
         self._rollout = rollout
         self._learner = learner
         self._config_toml = config_toml
+        self._sources = dict(sources or {})
         self._store = CheckpointStore(
             Path(config.path).expanduser(), max_num=config.max_num, max_bytes=config.max_mem * GIB
         )
@@ -61,6 +72,8 @@ class Checkpoints:
             (folder / STATE_FILE).write_text(json.dumps(state, indent=1) + "\n")
             await write_untrained(untrained, self._rollout, folder)
             (folder / "config.toml").write_text(self._config_toml)
+            for flag, source in self._sources.items():
+                (folder / f"{flag}.py").write_text(source, encoding="utf-8")
             path = self._store.commit(step, metric=metric)
             log.info("checkpoint %s", path)
         if self._config.save_hf:
@@ -81,6 +94,7 @@ class Checkpoints:
     async def read(self, checkpoint: Path) -> tuple[dict[str, Any], Untrained]:
         """The trainer's part of a checkpoint."""
         folder = checkpoint / "state"
+        warn_of_changes(folder, self._sources)
         return json.loads((folder / STATE_FILE).read_text()), await read_untrained(self._rollout, folder)
 
     def metric_of(self, evaluation: Mapping[str, float]) -> float | None:

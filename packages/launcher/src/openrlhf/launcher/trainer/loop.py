@@ -67,6 +67,7 @@ class TrainerParts:
     sink: MetricSink
     eval_prompts: list[PromptItem] = field(default_factory=list)
     config_toml: str = ""
+    sources: dict[str, str] = field(default_factory=dict)
     clock: Callable[[], float] = time.perf_counter
 
 
@@ -89,7 +90,9 @@ class Trainer:
         self.metrics: dict[str, float] = {}
         self.evaluation: dict[str, float] = {}
         self.evaluated_at = -1
-        self.checkpoints = Checkpoints(config.ckpt, parts.rollout, parts.learner, config_toml=parts.config_toml)
+        self.checkpoints = Checkpoints(
+            config.ckpt, parts.rollout, parts.learner, config_toml=parts.config_toml, sources=parts.sources
+        )
         self._stop = False
         self._evaluation: asyncio.Task[None] | None = None
 
