@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from openrlhf.agents.engine import Generation, SamplingParams
 from openrlhf.launcher.ranks.roles import PolicyRank
 from openrlhf.launcher.ray.engine_actor import EngineActor
-from openrlhf.launcher.ray.weight_push import CheckPlan, WeightPush
+from openrlhf.launcher.ray.weight_push import CheckPlan, WeightPush, share_of_rows
 from openrlhf.rollout.engine import EngineControl
 from openrlhf.rollout.sync_check import SyncError, Tolerance
 
@@ -111,6 +112,32 @@ def test_both_sides_score_what_an_engine_wrote_after_the_first_push() -> None:
     assert fleet.engines[0].asked == [(f"sync-check-{i}", prompt, greedy) for i, prompt in enumerate(PROMPTS)]
     assert fleet.asked == [TEXT, TEXT]
     assert policy.scored == [(TEXT, None)] * 2
+
+
+@pytest.mark.parametrize("count", [1, 4, 7, 8, 16, 18])
+def test_shares_of_the_text_are_whole_in_every_round(count: int) -> None:
+    rows = [[i] for i in range(count)]
+    assert share_of_rows(rows, 0) == rows
+    parts = max(count // 4, 1)
+    round_ = [share_of_rows(rows, number) for number in range(1, parts + 1)]
+    assert sorted(row for share in round_ for row in share) == rows
+    assert all(len(share) >= min(count, 4) for share in round_)
+    assert share_of_rows(rows, parts + 1) == round_[0]
+
+
+def test_float32_scores_a_share_of_the_text_except_over_a_new_connection() -> None:
+    prompts = [[i, i] for i in range(16)]
+
+    async def main() -> list[int]:
+        fleet, policy, push = pushes(replace(FIXED, prompts=prompts))
+        for version in range(3):
+            await push.push(policy, version)
+        push._connected = False
+        await push.push(policy, 3)
+        assert fleet.asked == [rows for rows, _ in policy.scored]
+        return [len(rows) for rows in fleet.asked]
+
+    assert asyncio.run(main()) == [16, 4, 4, 16]
 
 
 def test_a_tolerance_is_measured_at_every_push_and_told_when_it_is_news(caplog: pytest.LogCaptureFixture) -> None:

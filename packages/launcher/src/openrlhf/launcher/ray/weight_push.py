@@ -39,6 +39,8 @@ OTHER_SIDE_TIMEOUT = 30.0
 """How long the other side of a failed exchange may take to notice; the group's own time-out is 15 s."""
 ATTEMPTS = 3
 """A push that fails this often in a row ends the run."""
+FEW_ROWS = 4
+"""So many rows of the text are scored after a push in float32, where rounding leaves no doubt to be averaged out."""
 NEWS = 2.0
 """A measured tolerance is logged again when it has grown or shrunk by this factor."""
 
@@ -55,7 +57,9 @@ class CheckPlan:
     """How pushes are checked.
 
     prompts: beginnings of the text that both sides score; after the first push the engine writes on, and this text
-    stays for the run, so that rollout/sync_error of all steps can be compared. answer_tokens: how much it writes.
+    stays for the run, so that rollout/sync_error of all steps can be compared. In float32 on both sides (no `bits`) the
+    whole text is scored after a push over a new connection, and FEW_ROWS of it in turn after the others.
+    answer_tokens: how much the engine writes.
     tolerance: the same for every push; None: measured at every push, for the weights of then, by rounding the trainer's
     layers to `bits` significant bits.
     """
@@ -87,6 +91,7 @@ class WeightPush:
         self._bucket_bytes = bucket_mb << 20
         self._check_plan = check
         self._rows: list[list[int]] | None = None
+        self._checks = 0
         self._told: float | None = None
         self._generation = 0
         self._connected = False
@@ -196,17 +201,20 @@ class WeightPush:
             await connecting
         self._connected = True
         self._whole_sent = False
+        self._checks = 0
 
     async def _check(self, policy: Policy) -> dict[str, float]:
         plan, fleet = self._check_plan, self._fleet
         if self._rows is None:
             self._rows = await self._text()
-        refs = [policy.ask(PolicyRank.check_logprobs, self._rows)]
+        rows = self._rows if plan.bits is not None else share_of_rows(self._rows, self._checks)
+        self._checks += 1
+        refs = [policy.ask(PolicyRank.check_logprobs, rows)]
         if plan.tolerance is None:
-            refs.append(policy.ask(PolicyRank.check_logprobs, self._rows, bits=plan.bits))
+            refs.append(policy.ask(PolicyRank.check_logprobs, rows, bits=plan.bits))
         (own, *rounded), engines = await _both(
             asyncio.gather(*(policy.wait(ref, "sync check", CHECK_TIMEOUT) for ref in refs)),
-            ask_all(fleet.engines, "sync check", CHECK_TIMEOUT, EngineControl.score, self._rows),
+            ask_all(fleet.engines, "sync check", CHECK_TIMEOUT, EngineControl.score, rows),
         )
         tolerance = plan.tolerance
         if tolerance is None:
@@ -234,6 +242,12 @@ class WeightPush:
         if self._told is None or not self._told / NEWS <= tolerance.value <= self._told * NEWS:
             log.info("sync check: mean |log-prob difference| up to %.3g (%s)", tolerance.value, tolerance.source)
             self._told = tolerance.value
+
+
+def share_of_rows(rows: Sequence[list[int]], number: int) -> Sequence[list[int]]:
+    """Which rows check `number` scores: all of them first, then at least FEW_ROWS in turn, each once in a round."""
+    parts = max(len(rows) // FEW_ROWS, 1)
+    return rows if number == 0 else rows[(number - 1) % parts :: parts]
 
 
 async def _both(first: Awaitable[A], second: Awaitable[B]) -> tuple[A, B]:
