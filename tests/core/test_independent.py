@@ -216,7 +216,7 @@ def test_group_baseline(estimator: str, groups: list[list[float]], seed: int) ->
             "reinforce_baseline": centred,
             "maxrl": centred / statistics.fmean(group) if statistics.fmean(group) > 1e-9 else 0.0,
         }.get(estimator, reward)
-        if len(set(group)) == 1 and estimator not in ("gae", "reinforce"):
+        if len(set(group)) == 1 and ESTIMATORS[estimator].groups:
             assert value == 0.0
         else:
             assert value == pytest.approx(expected, rel=1e-6, abs=1e-6)

@@ -39,6 +39,7 @@ def test_facts_of_the_estimators() -> None:
         "group_norm": (False, False, False, True, 2),
         "dr_grpo": (False, False, False, True, 2),
         "maxrl": (False, False, False, True, 2),
+        "on_policy_distill": (False, False, False, False, 1),
     }
 
 
@@ -115,11 +116,11 @@ def test_an_unknown_name_is_an_error_everywhere() -> None:
 
 
 def test_a_new_estimator_is_a_row_and_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `on_policy_distill` would be: each token keeps its own reward, nothing is summed over later ones."""
-    parts = {"returns": "immediate", "baseline": "maximum"}
+    """Each token keeps its own reward, weighted: nothing is summed over later ones."""
+    parts = {"returns": "weighted", "baseline": "maximum"}
     row = Estimator(title="New", summary="s", source="s", discounts=True, **parts)  # pyright: ignore[reportArgumentType]
     monkeypatch.setitem(ESTIMATORS, "new", row)
-    monkeypatch.setitem(RETURNS, "immediate", lambda rewards, m, values, gamma, lambd: (rewards * m * gamma, rewards))  # pyright: ignore[reportArgumentType]
+    monkeypatch.setitem(RETURNS, "weighted", lambda rewards, m, values, gamma, lambd: (rewards * m * gamma, rewards))  # pyright: ignore[reportArgumentType]
     monkeypatch.setitem(BASELINES, "maximum", lambda x: x.centred - x.std * x.n)  # pyright: ignore[reportArgumentType]
     advantages, _ = compute_advantages("new", rows([3.0, 5.0]), mask([1, 1]), gamma=0.5)
     check(advantages, [[1.5, 2.5]])

@@ -23,6 +23,7 @@ from openrlhf.launcher.ray.engine_actor import GENERATION, SLOTS, EngineActor, e
 from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.ray.start import engine_specs, start_parts
 from openrlhf.launcher.resolve import resolve
+from openrlhf.launcher.rules.check import check_rules
 from openrlhf.launcher.samples import SampleRef
 from openrlhf.launcher.trainer.loop import Trainer, TrainerParts
 from openrlhf.rollout.engine import EngineControl
@@ -68,7 +69,17 @@ def configure(path: Path, *, tied: bool) -> tuple[TrainPPOConfig, Prepared]:
         "train.micro_batch_size": 8,
         "ckpt.output_dir": str(path / "exported"),
     }
+    if not tied:  # a larger teacher with ranks of its own, and no rewards
+        teacher = tiny_qwen3(path / "teacher", tied=False, seed=1, hidden_size=96, intermediate_size=128)
+        flags |= {
+            "algo.advantage.estimator": "on_policy_distill",
+            "algo.distill.divergence": "reverse",
+            "ref.model_name_or_path": teacher,
+            "ref.num_gpus_per_node": 1,
+            "reward.remote_url": None,
+        }
     config, _ = resolve(build(TrainPPOConfig(), flags), Machine(gpus=0))
+    assert check_rules(config, Machine(gpus=0)) == []
     return config, prepare(config)
 
 
@@ -172,7 +183,7 @@ def test_an_engine_answers_while_a_thousand_streams_wait_for_a_push(cluster: Clu
     assert asyncio.run(asyncio.wait_for(main(), 120)) == list(range(count))
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied-distilled"])
 def test_engines_hold_what_was_trained(tmp_path: Path, cluster: Cluster, tied: bool) -> None:  # B026, B128, B130
     config, prepared = configure(tmp_path, tied=tied)
     result = asyncio.run(train_and_compare(config, prepared, cluster))
@@ -185,6 +196,8 @@ def test_engines_hold_what_was_trained(tmp_path: Path, cluster: Cluster, tied: b
     assert (uncut < 1e-3) is tied  # the other run samples with top-p 0.9
     assert [step.get("train/outside_kept") for step in result["steps"]] == [None if tied else 0.0] * 2
     assert result["steps"][0]["train/actor_grad_norm"] > 0
+    assert ("train/distill_loss" in result["steps"][0]) is not tied
+    assert tied or 0 < result["steps"][-1]["train/distill_loss"] < result["steps"][0]["train/distill_loss"]
     for answers in result["live"]:
         for (tokens, logprobs), (want, want_logprobs) in zip(answers, result["fresh"], strict=True):
             assert tokens == want

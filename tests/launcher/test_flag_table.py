@@ -88,6 +88,12 @@ SUPERVISED = {
 ADDITIONS = {
     "train_ppo_ray": {
         "actor.loss_agg_mode",
+        "ref.model_name_or_path",
+        "algo.distill.coef",
+        "algo.distill.divergence",
+        "algo.distill.jsd_beta",
+        "algo.distill.reward_coef",
+        "algo.distill.top_k",
         "agent.max_concurrency",
         "agent.max_turns",
         "agent.num_workers",
@@ -112,7 +118,9 @@ ADDITIONS = {
         "vllm.sync_bucket_mb",
         "vllm.sync_tolerance",
     },
-    "train_sft": SUPERVISED,
+    "train_sft": SUPERVISED
+    | {"ref.model_name_or_path", "ref.offload"}
+    | {f"distill.{name}" for name in ("divergence", "coef", "top_k", "jsd_beta", "nll_coef")},
     "train_rm": SUPERVISED,
     "train_dpo": SUPERVISED,
     "serve_rm": {"api_key", "insecure"},

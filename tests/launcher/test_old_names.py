@@ -160,7 +160,7 @@ lr_scheduler actor.lr_scheduler critic.lr_scheduler
 lr_warmup_ratio actor.lr_warmup_ratio critic.lr_warmup_ratio
 min_lr_ratio actor.min_lr_ratio critic.min_lr_ratio
 max_norm actor.max_norm critic.max_norm
-ref_pretrain
+ref_pretrain ref.model_name_or_path
 actor_init_on_gpu
 ptx_coef
 muon_adam_lr

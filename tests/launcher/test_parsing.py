@@ -62,7 +62,6 @@ def test_an_auto_number() -> None:
         (["--rollout.temp", "1"], "abbreviations are not accepted; did you mean --rollout.temperature?"),
         (["--actor.eps-clip", "1"], "--actor.eps-clip is not a flag; did you mean --actor.eps_clip?"),
         (["--temprature", "1"], "--temprature is not a flag"),
-        (["--ref.model_name_or_path", "x"], "the reference model is --actor.model_name_or_path"),
         (["--vllm.max_num_seqs", "8"], "--vllm.engine_args"),
         (["--train.seed", "1.5"], "--train.seed takes a whole number, got '1.5'"),
         (["--train.seed"], "--train.seed takes 1 value, got none"),

@@ -30,6 +30,9 @@ FOUR_BIT = "--ds.load_in_4bit --ds.lora.rank 8"
 
 CASES = [
     ("train_sft", f"{PLAIN} --data.multiturn", "data.apply_chat_template", "chat template"),
+    ("train_sft", f"{ANSWER} --distill.divergence jsd", "ref.model_name_or_path", "there is none"),
+    ("train_sft", f"{ANSWER} --ref.model_name_or_path T", "distill.divergence", "nothing is learned from a teacher"),
+    ("train_sft", f"{ANSWER} --distill.nll_coef 1", "distill.divergence", "nothing is learned from a teacher"),
     (
         "train_sft",
         f"{ANSWER} --data.tokenizer_chat_template t",

@@ -101,6 +101,15 @@ def test_adapters_are_exported_alone_and_merged(runs: Path) -> None:
     assert any(not torch.equal(merged[name], base[name]) for name in base)
 
 
+def test_completions_are_distilled(runs: Path) -> None:
+    """A larger teacher; each step is nearer to it, on the data's tokens alone or beside their likelihood."""
+    for name in ("distilled", "distilled-top"):
+        assert codes(runs)[name] == 0, (runs / f"{name}.txt").read_text()
+        steps = [line["train/distill_loss"] for line in metrics(runs, name) if "train/distill_loss" in line]
+        assert len(steps) == 6
+        assert 0 < steps[-1] < steps[0]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -65,7 +65,10 @@ def test_the_rules_read_them() -> None:
     assert not config.has_critic
     assert any("no effect without --algo.advantage.estimator gae or valued" in note for note in notes)
     images = refused("--algo.advantage.estimator valued --data.max_images_per_prompt 1")
-    assert "with one of reinforce, rloo, reinforce_baseline, group_norm, dr_grpo, maxrl, grouped" in images
+    assert (
+        "with one of reinforce, rloo, reinforce_baseline, group_norm, dr_grpo, maxrl, on_policy_distill, "
+        "grouped" in images
+    )
 
 
 def test_resolving_reads_them() -> None:

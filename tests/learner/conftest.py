@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.learner_models import save_tiny_model
+from support.learner_models import VOCAB, save_tiny_model
 from support.learner_ranks import RankResults, needed_cases, run_cases
 from support.learner_step_cases import WIDE
 from support.learner_vision_cases import FAMILIES as VISION_FAMILIES
@@ -20,6 +20,7 @@ def rank_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny_model(path / "qwen3")
     save_tiny_model(path / "untied", tie=False)
     save_tiny_model(path / "gpt2", "gpt2")
+    save_tiny_model(path / "teacher", "llama", tie=False, seed=5, vocab=VOCAB + 8, hidden=96)
     for name in WIDE:
         save_tiny_model(path / name, tie=name == "wide", vocab=2048)
     for family in VISION_FAMILIES:

@@ -79,6 +79,24 @@ CASES = [
     ("--actor.dual_clip 1", "actor.dual_clip", "more than 1", "--actor.dual_clip 3"),
     ("--algo.kl.init_coef 0 --algo.kl.use_loss", "algo.kl.use_loss", "removes the reference", "--algo.kl.use_loss"),
     ("--algo.kl.init_coef 0 --algo.kl.target 6", "algo.kl.target", "removes the reference", "--algo.kl.target 6"),
+    (
+        "--algo.advantage.estimator on_policy_distill",
+        "ref.model_name_or_path",
+        "there is none",
+        "--algo.advantage.estimator on_policy_distill --ref.model_name_or_path T",
+    ),
+    (
+        "--algo.advantage.estimator on_policy_distill --ref.model_name_or_path T --algo.kl.init_coef 0.1",
+        "algo.kl.init_coef",
+        "is what is trained",
+        "--algo.advantage.estimator on_policy_distill --ref.model_name_or_path T --algo.distill.coef 0.1",
+    ),
+    (
+        "--algo.distill.reward_coef 1",
+        "algo.distill.reward_coef",
+        "only on_policy_distill",
+        "--algo.distill.divergence forward --algo.distill.coef 2",
+    ),
     ("--ds.param_dtype fp16 --ds.zero_stage 0", "ds.zero_stage", "loss scaling", "--ds.param_dtype fp16"),
     ("--actor.optim muon --ds.adam_offload", "ds.adam_offload", "GPU only", "--actor.optim muon"),
     (

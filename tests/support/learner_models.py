@@ -13,12 +13,12 @@ from openrlhf.core.batch import Batch
 VOCAB = 128
 
 
-def tiny_config(arch: str = "qwen3", *, tie: bool = True, vocab: int = VOCAB) -> Any:
+def tiny_config(arch: str = "qwen3", *, tie: bool = True, vocab: int = VOCAB, hidden: int = 64) -> Any:
     from transformers import CohereConfig, GPT2Config, LlamaConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig
 
     size: dict[str, Any] = {
         "vocab_size": vocab,
-        "hidden_size": 64,
+        "hidden_size": hidden,
         "intermediate_size": 192,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
@@ -49,11 +49,11 @@ def tiny_config(arch: str = "qwen3", *, tie: bool = True, vocab: int = VOCAB) ->
     return {"qwen3": Qwen3Config, "llama": LlamaConfig, "cohere": CohereConfig}[arch](**size)
 
 
-def save_tiny_model(path: Path, arch: str = "qwen3", *, tie: bool = True, seed: int = 0, vocab: int = VOCAB) -> Path:
+def save_tiny_model(path: Path, arch: str = "qwen3", *, seed: int = 0, **sizes: Any) -> Path:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(tiny_config(arch, tie=tie, vocab=vocab))
+    model = AutoModelForCausalLM.from_config(tiny_config(arch, **sizes))
     with torch.no_grad():  # away from the symmetric start: norms and biases too
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)

@@ -29,6 +29,7 @@ MODULES = (
     "support.learner_supervised_cases",
     "support.learner_vision_cases",
     "support.learner_dtype_cases",
+    "support.learner_teaching_cases",
 )
 TIMEOUT = 540.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from openrlhf.launcher.ranks.batches import combine_sums
 from openrlhf.launcher.ranks.roles import CriticRank, PolicyRank, ReferenceRank
@@ -19,11 +20,15 @@ def prepare_here(
     kl_coef: float = 0.0,
 ) -> Prepared:
     """A batch for `update_here`; the handles of what roles hand each other are the tensors themselves."""
-    scores = {} if reference is None else {"ref_logprobs": [reference.logprobs(mini_batches)]}
+    algo, scores, told = policy.config.algo, dict[str, Any](), list[Any]()
+    if reference is not None and algo.ref_logprobs:
+        scores["ref_logprobs"] = [reference.logprobs(mini_batches)]
+    if reference is not None and algo.distill.divergence is not None:
+        told = [reference.tell(mini_batches)]
     valued = None if critic is None else critic.values(mini_batches)
     if critic is not None and valued is not None:
         scores["values"] = [critic.read(valued)]
-    ready = policy.prepare(mini_batches, scores=scores, kl_coef=kl_coef)
+    ready = policy.prepare(mini_batches, scores=scores, kl_coef=kl_coef, told=told)
     if critic is not None and valued is not None:
         valued = critic.prepare(valued, returns=[policy.returns(ready)])
     return Prepared(handle=(ready, valued), metrics=combine_sums([policy.metrics(ready)]))

@@ -26,6 +26,22 @@ RESUMED = {
 }
 """Options of the runs that are stopped after step 4 of 6 and go on."""
 
+DISTILLED = {
+    "distilled": ["--distill.divergence", "forward", "--ref.offload"],
+    "distilled-top": [
+        "--distill.divergence",
+        "jsd",
+        "--distill.jsd_beta",
+        "0.2",
+        "--distill.top_k",
+        "8",
+        "--distill.coef",
+        "2",
+        "--distill.nll_coef",
+        "0.5",
+    ],
+}
+"""Options of the runs with a larger teacher."""
 WARNED = "sft-warned"
 WARNED_AFTER = 2
 """The run that gets SIGUSR1, and the step after which it does."""
@@ -72,6 +88,10 @@ def command_lines(folder: Path) -> dict[str, tuple[str, list[str]]]:
     warned = [*found["sft-resumed"][1], "--ckpt.path", str(folder / "checkpoints-warned")]
     for name in (WARNED, f"{WARNED}-resumed"):
         found[name] = ("train_sft", [*warned, "--logger.wandb.run_name", name, "--ckpt.output_dir", str(folder / name)])
+    learned = [*found["sft-straight"][1], "--ref.model_name_or_path", str(folder / "teacher")]
+    for name, extra in DISTILLED.items():
+        named = ["--logger.wandb.run_name", name, "--ckpt.output_dir", str(folder / name), "--ckpt.save_steps", "-1"]
+        found[name] = ("train_sft", [*learned, *extra, *named])
     adapter = ["--model_path", str(folder / "model"), "--lora_path", str(folder / "dpo-straight")]
     found["merge"] = ("lora_combiner", [*adapter, "--output_path", str(folder / "merged"), "--ds.param_dtype", "fp32"])
     wrong = found["sft-straight"][1]
@@ -107,6 +127,7 @@ def run_all(folder: Path) -> None:
     from support.tiny_models import tiny_qwen3
 
     tiny_qwen3(folder / "model")
+    tiny_qwen3(folder / "teacher", tied=False, seed=1, hidden_size=96, intermediate_size=128)
     write_data(folder)
     codes = {}
     with patch("openrlhf.launcher.supervised.session.leave_distributed"):  # DeepSpeed joins one group in a process

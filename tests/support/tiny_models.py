@@ -57,9 +57,9 @@ def tiny_qwen3_config(*, tied: bool, **changes: Any) -> Qwen3Config:
     return Qwen3Config(**{**_sizes(tied=tied), **changes})
 
 
-def tiny_qwen3(path: str | Path, tied: bool = True, seed: int = 0) -> str:
+def tiny_qwen3(path: str | Path, tied: bool = True, seed: int = 0, **changes: Any) -> str:
     """Save a random fp32 Qwen3 with its tokenizer under `path`; returns the path as a string."""
-    return _save_random(tiny_qwen3_config(tied=tied), path, seed)
+    return _save_random(tiny_qwen3_config(tied=tied, **changes), path, seed)
 
 
 def tiny_qwen3_moe(path: str | Path, seed: int = 0) -> str:

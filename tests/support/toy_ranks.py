@@ -15,6 +15,7 @@ from torch import Tensor
 from openrlhf.agents.types import PromptItem, StopReason, Trajectory, Turn
 from openrlhf.core.batch import Batch
 from openrlhf.core.config import AlgoConfig, PolicyLossConfig
+from openrlhf.core.losses.distill import OutputLayer, token_divergence, top_tokens
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.logging.sinks import GeneratedSample
 from openrlhf.launcher.ranks.config import RankConfig, rank_config
@@ -26,9 +27,11 @@ from openrlhf.learner.config import DsConfig, TrainBatchConfig
 from openrlhf.learner.learner import Metrics, Scores, sum_terms
 from openrlhf.learner.objective import ModelOutputs, Objective
 from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.learner.teaching import Lesson, Told
 from support.local_ranks import prepare_here, update_here
 
 CPU = torch.device("cpu")
+LOGITS = OutputLayer(weight=None)
 
 
 def toy_spec(role: Role, *, max_epochs: int = 1) -> LearnerSpec:
@@ -46,14 +49,29 @@ class ToyLearner:
         self.scored = 0
         self.gradients: list[Tensor] = []
         self.reward_mean_std: tuple[float, float] | None = None
+        self.lesson: Lesson | None = None
 
     def _outputs(self, batch: Batch) -> ModelOutputs:
         before = torch.cat([torch.zeros_like(batch.tokens[:, :1]), batch.tokens[:, :-1]], 1)
         if not self.spec.role.is_language_model:
             return ModelOutputs(values=self.table[before])
+        divergence = None
+        if self.lesson is not None and batch.teacher is not None:
+            states, mask = self.table[before], batch.action_mask
+            teacher = self.lesson.teacher(batch, int(mask.sum()), CPU)
+            found = token_divergence(states[mask], LOGITS, teacher, self.lesson.kind, self.lesson.beta)
+            divergence = torch.zeros(mask.shape).masked_scatter(mask, found)
         logp = self.table.log_softmax(-1)
         entropy = -(logp.exp() * logp).sum(-1)
-        return ModelOutputs(logprobs=logp[before, batch.tokens], entropy=entropy[before])
+        return ModelOutputs(logprobs=logp[before, batch.tokens], entropy=entropy[before], divergence=divergence)
+
+    def tell(self, batch: Batch, lesson: Lesson) -> list[Told]:
+        """Its most probable tokens: states of a table say nothing."""
+        before = torch.cat([torch.zeros_like(batch.tokens[:, :1]), batch.tokens[:, :-1]], 1)
+        tops = [
+            top_tokens(self.table[b][m], LOGITS, lesson.top_k) for b, m in zip(before, batch.action_mask, strict=True)
+        ]
+        return [{"ids": t.ids, "logprobs": t.logprobs, "rest": t.rest} for t in tops]
 
     def score(self, batch: Batch) -> Scores:
         self.scored += 1
@@ -68,7 +86,7 @@ class ToyLearner:
     def update(self, batch: Batch, objective: Objective) -> Metrics:
         outputs = self._outputs(batch)
         if not objective.with_entropy:
-            outputs = ModelOutputs(logprobs=outputs.logprobs, values=outputs.values)
+            outputs = replace(outputs, entropy=None)
         terms, sums = objective(outputs, batch), MetricSums()
         sums.add(terms)
         loss = sum_terms(terms, objective.coefficients, objective.counts(batch), 1)

@@ -145,4 +145,13 @@ def _discounted(
     return returns, returns
 
 
-RETURNS: dict[Returns, Advantages] = {"gae": gae, "discounted": _discounted}
+def _immediate(
+    token_rewards: Tensor, action_mask: Tensor, values: Tensor | None, gamma: float, lambd: float
+) -> tuple[Tensor, Tensor]:
+    """Every token keeps its own reward: nothing is summed over later ones."""
+    del values, gamma, lambd
+    rewards = select(token_rewards, action_mask)
+    return rewards, rewards
+
+
+RETURNS: dict[Returns, Advantages] = {"gae": gae, "discounted": _discounted, "immediate": _immediate}

@@ -30,6 +30,7 @@ class Batch:
     margins [B] float32: by how much a chosen answer should win over its rejected one (the same on both rows of a pair).
     kept: per row what truncation keeps at its action tokens, in order; None: log-probs are over all tokens, or over
     what the model that is asked keeps itself.
+    teacher: per row what a teacher says of its trainable tokens in order, tensors [n, ...] by name.
     extra: model inputs of other modalities (pixel_values, ...): a list of B tensors each, None for a row without.
     """
 
@@ -47,6 +48,7 @@ class Batch:
     rewards: Tensor | None = None
     margins: Tensor | None = None
     kept: list[KeptTokens] | None = None
+    teacher: list[dict[str, Tensor]] | None = None
     extra: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -85,7 +87,7 @@ class Batch:
             value = getattr(self, f.name)
             if isinstance(value, Tensor):
                 changes[f.name] = value[idx] if value.ndim == 1 else value[idx, :width]
-            elif f.name == "kept" and value is not None:
+            elif isinstance(value, list):
                 changes[f.name] = [value[i] for i in idx.tolist()]
             elif f.name == "extra" and value is not None:
                 changes[f.name] = {k: [v[i] for i in idx.tolist()] for k, v in value.items()}
@@ -95,6 +97,14 @@ class Batch:
         return replace(
             self, **{f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
         )
+
+    def first_non_finite(self, rows: Sequence[int]) -> int:
+        """Number (`index`) of the first of these rows that holds a non-finite value; of the first row if none does."""
+        inputs = (self.advantages, self.returns, self.old_logprobs, self.ref_logprobs, self.values)
+        for row in rows:
+            if any(f is not None and not bool(torch.isfinite(f[row]).all()) for f in inputs):
+                return int(self.index[row])
+        return int(self.index[rows[0]])
 
 
 def pad_rows(

@@ -21,6 +21,7 @@ from openrlhf.core.tables import (
 
 CorrectionType = Literal["tis", "icepop", "seq-mask-tis"]
 KLEstimator = Literal["k1", "k2", "k3"]
+Divergence = Literal["reverse", "forward", "jsd"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,12 +208,53 @@ class KLConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistillConfig:
+    """What is learned from a teacher's next-token distributions."""
+
+    divergence: Divergence | None = None
+    """Loss term between the next-token distributions of teacher p and student q. reverse: KL(q || p), which drops what
+    the teacher finds improbable. forward: KL(p || q), which covers all that the teacher finds probable. jsd: the
+    Jensen-Shannon divergence between the two. None: no such term."""
+
+    coef: float = 1.0
+    """Weight of what the teacher says."""
+
+    top_k: int = 0
+    """Compare the probabilities of the teacher's k most probable tokens and of all others together. 0: the whole
+    vocabulary."""
+
+    jsd_beta: float = 0.5
+    """Weight of the teacher in the mixture that jsd compares with; near 0 it is like forward, near 1 like reverse."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyDistillConfig(DistillConfig):
+    """A teacher of the policy: `--algo.distill.*`."""
+
+    reward_coef: float = 0.0
+    """Weight of the reward beside a teacher, for estimators whose advantage is the teacher's. 0: rewards are measured
+    only, and none are needed."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlgoConfig:
     """The algorithm: `--algo.*`."""
 
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
 
     kl: KLConfig = field(default_factory=KLConfig)
+
+    distill: PolicyDistillConfig = field(default_factory=PolicyDistillConfig)
+
+    @property
+    def samples_teacher(self) -> bool:
+        """Whether what is learned from a teacher are its log-probs of sampled tokens, not its distributions."""
+        return self.advantage.row.teacher and self.distill.divergence is None
+
+    @property
+    def ref_logprobs(self) -> bool:
+        """Whether the reference model's log-probs of sampled tokens are needed."""
+        return self.kl.init_coef > 0 or self.samples_teacher
 
     dynamic_filtering_enable: bool = False
     """Train only on prompts whose mean score over their samples lies inside dynamic_filtering_range (DAPO). Rejected

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 Baseline = Literal["mean", "mean_std", "leave_one_out", "mean_ratio"]
-Returns = Literal["gae", "discounted"]
+Returns = Literal["gae", "discounted", "immediate"]
 Ratio = Literal["token", "sequence", "sequence_token", "sequence_product"]
 Surrogate = Literal["clip", "weight", "soft", "mask_tv", "mask_kl", "quadratic", "gamma"]
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -31,7 +31,8 @@ class Estimator:
     baseline: what the samples of one prompt are compared with (a key of `rewards.BASELINES`); None: with nothing.
     returns: how token rewards become advantages (a key of `advantages.RETURNS`).
     discounts: whether gamma is used; with others gamma must be 1. whitens: whether advantages are whitened over the
-    rollout batch. critic: whether there is one. aliases: other names (small letters, digits and +), between blanks.
+    rollout batch. critic: whether there is one. teacher: whether token rewards come from one (`--ref.*`), and rewards
+    of samples are optional. aliases: other names (small letters, digits and +), between blanks.
     """
 
     title: str
@@ -42,6 +43,7 @@ class Estimator:
     discounts: bool = False
     whitens: bool = False
     critic: bool = False
+    teacher: bool = False
     aliases: str = ""
 
     @property
@@ -58,6 +60,7 @@ class Estimator:
     def help(self) -> str:
         """One line for `--help`."""
         facts = {"critic": self.critic, "gamma": self.discounts, "groups": self.groups, "whitened": self.whitens}
+        facts["teacher"] = self.teacher
         return f"{self.title}, {self.summary} ({', '.join(name for name, holds in facts.items() if holds)})"
 
 
@@ -147,6 +150,14 @@ ESTIMATORS: dict[str, Estimator] = {
         source='Tajwar et al., "Maximum Likelihood Reinforcement Learning" (2026)',
         baseline="mean_ratio",
         aliases="maximumlikelihood maximumlikelihoodrl pnormalization",
+    ),
+    "on_policy_distill": Estimator(
+        title="On-policy distillation",
+        summary="the teacher's log-prob of each sampled token less the policy's",
+        source='Lu et al., Thinking Machines Lab, "On-Policy Distillation" (2025)',
+        returns="immediate",
+        teacher=True,
+        aliases="distill distillation onpolicydistill onpolicydistillation opd gkd minillm kd",
     ),
 }
 

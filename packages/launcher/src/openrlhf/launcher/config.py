@@ -66,8 +66,10 @@ class CriticConfig(ValueLossConfig, OptimConfig, ModelConfig, PlacementConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RefConfig(PlacementConfig):
-    """The frozen reference policy; it exists when `--algo.kl.init_coef` is above 0."""
+    """The frozen reference policy, or a teacher: it exists with `--algo.kl.init_coef` above 0 and for distillation."""
 
+    model_name_or_path: str | None = None
+    """Reference model or teacher, of any size, with the actor's tokenizer. None: the actor before training."""
     offload: bool = False
     """Keep the reference model in host memory between its forward passes."""
 
@@ -259,8 +261,18 @@ class TrainPPOConfig:
 
     @property
     def has_reference(self) -> bool:
-        """Whether the run loads a reference model."""
-        return self.algo.kl.init_coef > 0
+        """Whether there are a reference's log-probs."""
+        return self.algo.kl.init_coef > 0 or self.has_teacher
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether the reference is a teacher, whose distributions are learned."""
+        return self.algo.advantage.row.teacher or self.algo.distill.divergence is not None
+
+    @property
+    def rewards_optional(self) -> bool:
+        """Whether the run learns from a teacher alone; rewards are measured where something gives them."""
+        return self.algo.advantage.row.teacher and self.algo.distill.reward_coef == 0
 
     @property
     def has_reward_model(self) -> bool:

@@ -119,6 +119,7 @@ _RL = {
     },
     **_to("""
     pretrain actor.model_name_or_path
+    ref_pretrain ref.model_name_or_path
     remote_rm_url reward.remote_url
     gradient_checkpointing actor.gradient_checkpointing_enable
     gradient_checkpointing_use_reentrant actor.gradient_checkpointing_reentrant
@@ -192,7 +193,6 @@ REMOVED = {
     "disable_trace_cache": "it has no effect any more",
     "perf": "timings are always logged as timing/*",
     "muon_adam_lr": "the learning rate of Muon's auxiliary Adam group is --actor.adam.lr (supervised: --adam.lr)",
-    "ref_pretrain": "the reference model is --actor.model_name_or_path as it was before training",
     "bf16": "bf16 is the default on GPUs; --ds.param_dtype chooses",
     "flash_attn": "flash attention is the default on GPUs; --ds.attn_implementation chooses",
 }

@@ -46,9 +46,11 @@ def section(config: TrainPPOConfig, role: str) -> ActorConfig | CriticConfig | R
     return getattr(config, SECTIONS[role])
 
 
-def model_flag(role: str) -> str:
-    """The flag that names a role's model: the reference model is the policy as it was before training."""
-    return f"{SECTIONS[Role.POLICY if role == Role.REFERENCE else role]}.model_name_or_path"
+def model_flag(config: TrainPPOConfig, role: str) -> str:
+    """The flag that names a role's model: without one of its own the reference is the policy before training."""
+    if role == Role.REFERENCE and not config.ref.model_name_or_path:
+        role = Role.POLICY
+    return f"{SECTIONS[role]}.model_name_or_path"
 
 
 def engines_share(config: TrainPPOConfig) -> bool:

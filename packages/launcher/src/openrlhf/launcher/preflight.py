@@ -40,6 +40,8 @@ class Prepared:
     agent_file: CodeFile | None = None
     plugins: Plugins = NO_PLUGINS
     vision: VisionModel | None = None
+    shared_vocab: int | None = None
+    """Token ids that the actor and a reference model of its own both have embeddings for."""
     stop_token_ids: tuple[int, ...] = ()
     """Where sampling stops beside the end-of-sequence token: at what ends a turn in the chat template."""
 
@@ -58,8 +60,9 @@ def prepare(config: TrainPPOConfig) -> Prepared:
         for flag, path in (
             ("--reward.model_name_or_path", config.reward.model_name_or_path if config.has_reward_model else None),
             ("--critic.model_name_or_path", config.critic.model_name_or_path if config.has_critic else None),
+            ("--ref.model_name_or_path", config.ref.model_name_or_path if config.has_reference else None),
         )
-        if path is not None
+        if path
     }
     check_prompts_at_sight(config)
     reward_file, reward_urls = reward_source(config)
@@ -91,10 +94,12 @@ def prepare(config: TrainPPOConfig) -> Prepared:
             image_token=token,
         )
         eval_prompts = evaluation.items()
+    sizes = [text_dimension(path, "vocab_size") for path in (model, others.get("--ref.model_name_or_path", model))]
     return Prepared(
         model_path=model,
         tokenizer=tokenizer,
-        vocab_size=text_dimension(model, "vocab_size"),
+        vocab_size=sizes[0],
+        shared_vocab=min(sizes),
         hidden_size=text_dimension(model, "hidden_size"),
         prompts=prompts,
         eval_prompts=eval_prompts,

@@ -195,5 +195,7 @@ def _implied(c: P, m: Machine) -> Iterator[Change]:
     if mode not in (None, c.actor.loss_agg_mode) and not c.actor.agg_mode_conflicts:
         note = f"--actor.policy_loss_type {c.actor.policy_loss_type} sets --actor.loss_agg_mode {mode}"
         yield Change("actor.loss_agg_mode", mode, note)
+    if c.algo.advantage.row.teacher and c.algo.kl.init_coef == TrainPPOConfig().algo.kl.init_coef:
+        yield Change("algo.kl.init_coef", 0.0)  # the reference is the teacher, and its KL is what is trained
     if c.train.async_enable and c.train.max_staleness is None:
         yield Change("train.max_staleness", c.train.async_queue_size)

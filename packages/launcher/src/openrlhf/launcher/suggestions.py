@@ -12,7 +12,6 @@ from openrlhf.launcher.old_names import became, is_old_name
 from openrlhf.launcher.words import NOT_EXPANDED, is_shell
 
 ABSENT = {
-    "ref.model_name_or_path": "the reference model is --actor.model_name_or_path as it was before training",
     "vllm.max_num_seqs": "engine arguments go through --vllm.engine_args '{\"max_num_seqs\": 256}'",
     "algo.kl.unbiased_gradient": "this form of the KL gradient is not built",
     "data.tokenizer_chat_template": "the template of the tokenizer in the model's folder is used",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from openrlhf.core.config import DistillConfig
 from openrlhf.launcher.config import LoggerConfig, SaveConfig, WandbConfig
 from openrlhf.learner.config import AdamConfig, DsConfig, ModelConfig, OptimConfig, TrainBatchConfig
 
@@ -53,6 +54,24 @@ class DpoModelConfig(SupervisedModelConfig):
     """Assumed share of swapped preferences (cDPO). Not with --model.ipo_enable."""
     nll_loss_coef: float = 0.0
     """Weight of an added language-modelling loss on the chosen response. 0: off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftRefConfig:
+    """The teacher of supervised distillation."""
+
+    model_name_or_path: str | None = None
+    """Teacher, of any size, with the model's tokenizer: --distill.divergence says what is learned of it."""
+    offload: bool = False
+    """Keep the teacher in host memory between its forward passes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftDistillConfig(DistillConfig):
+    """A teacher of supervised fine-tuning: `--distill.*`."""
+
+    nll_coef: float = 0.0
+    """Weight of the data's own tokens (their negative log-likelihood) beside a teacher."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +195,8 @@ class TrainSFTConfig(SupervisedConfig):
     """`python -m openrlhf.cli.train_sft`."""
 
     model: SftModelConfig = field(default_factory=SftModelConfig)
+    ref: SftRefConfig = field(default_factory=SftRefConfig)
+    distill: SftDistillConfig = field(default_factory=SftDistillConfig)
     data: SftDataConfig = field(default_factory=SftDataConfig)
     adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=5e-6))
     train: SupervisedTrainConfig = field(default_factory=lambda: SupervisedTrainConfig(max_epochs=2))

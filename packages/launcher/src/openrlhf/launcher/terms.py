@@ -25,6 +25,9 @@ advantage.gamma algo.advantage.gamma
 advantage.is_correction_enable algo.advantage.is_correction_enable
 advantage.is_correction_threshold algo.advantage.is_correction_threshold
 advantage.is_correction_type algo.advantage.is_correction_type
+distill.divergence algo.distill.divergence
+distill.jsd_beta algo.distill.jsd_beta
+distill.top_k algo.distill.top_k
 kl.estimator algo.kl.estimator
 kl.init_coef algo.kl.init_coef
 kl.target algo.kl.target

@@ -95,6 +95,11 @@ class TokenHead(nn.Module):
         """The output layer's parameters."""
         return list(self._layer[0].parameters())
 
+    @property
+    def output(self) -> tuple[Tensor, Tensor | None]:
+        """The output layer's weight [V, H] and bias [V]."""
+        return self._layer[0].weight, self._layer[0].bias
+
     def forward(
         self,
         hidden: Tensor,

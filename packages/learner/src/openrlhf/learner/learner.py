@@ -28,8 +28,16 @@ from openrlhf.learner.lora import export_adapters, has_adapters
 from openrlhf.learner.models import reward_statistics
 from openrlhf.learner.modules import Readings, evaluating
 from openrlhf.learner.objective import ModelOutputs, Objective
-from openrlhf.learner.packing import ModelInputs, build_inputs, build_last_token_inputs, has_images, with_probe
+from openrlhf.learner.packing import (
+    ModelInputs,
+    build_inputs,
+    build_last_token_inputs,
+    has_images,
+    placeholder,
+    with_probe,
+)
 from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.learner.teaching import Lesson, Told, output_layer, tell
 
 Metrics = dict[str, tuple[float, float]]
 
@@ -62,6 +70,7 @@ class Learner:
     optimizer_steps: steps taken so far; skipped ones are not counted.
     image_probe: one row with an image, of which one token counts as sampled; needed where some micro-batches have
     images and others none (see `packing.with_probe`).
+    lesson: how updates compare this model with a teacher, of which batches tell (`Batch.teacher`); None: not at all.
     """
 
     def __init__(self, spec: LearnerSpec) -> None:
@@ -78,6 +87,7 @@ class Learner:
         self.hidden_size = int(self.module.model.config.get_text_config().hidden_size)
         self.ema = MovingAverage(self._engine, spec.batch.ema_beta) if spec.trained and spec.batch.enable_ema else None
         self.image_probe: Batch | None = None
+        self.lesson: Lesson | None = None
         self.optimizer_steps = 0
         self.skipped_in_a_row = 0
         self.reward_mean_std = reward_statistics(self.module)
@@ -129,7 +139,7 @@ class Learner:
         """
         primary, entropy = out.logprobs, out.entropy
         assert primary is not None
-        part = (batch.select(rows) if len(rows) else _placeholder()).to(self.device)
+        part = (batch.select(rows) if len(rows) else placeholder()).to(self.device)
         inputs = self._inputs(part)
         readings = self._engine.forward(inputs, with_entropy=entropy is not None, distribution=distribution)
         if not len(rows):
@@ -157,6 +167,23 @@ class Learner:
         scores, sums = self.score(batch), MetricSums()
         sums.add(objective(ModelOutputs(logprobs=scores.logprobs, rewards=scores.rewards), batch))
         return sums.reduce(self.collective, [False] * self.collective.world_size)
+
+    def tell(self, batch: Batch, lesson: Lesson) -> list[Told]:
+        """What this model, as a teacher, tells of the trainable tokens of every row, on the CPU. Collective."""
+        self._engine.check_batch(batch)
+        plan = self._score_plan(batch)
+        count = int(self.collective.max(float(len(plan)))) if self._engine.waits_in_forward else len(plan)
+        parts = [batch.select(rows) if rows else placeholder() for rows in [*plan, *[[]] * (count - len(plan))]]
+        inputs = ((part.action_mask.sum(-1).tolist(), self._inputs(part.to(self.device))) for part in parts)
+        with self._engine.on_device(), evaluating(self.module):
+            told = tell(self._engine, inputs, lesson)
+        found = dict(zip((row for rows in plan for row in rows), told, strict=False))  # what is told of no row is last
+        return [found[row] for row in range(batch.size)]
+
+    def output_layer(self) -> tuple[Tensor, Tensor | None]:
+        """The output layer's whole weight [V, H] and bias, on the CPU, for whom states are told to. Collective."""
+        with self._engine.on_device():
+            return output_layer(self._engine)
 
     def _inputs(self, part: Batch) -> ModelInputs:
         """What this role reads: the state at every row's end (reward model), or before every trainable token."""
@@ -192,7 +219,7 @@ class Learner:
             rows = plan[number] if number < len(plan) else []
             loss, finite = self._micro_loss(batch, rows, objective, counts, sums)
             if not finite and not bad:
-                bad.append(_first_bad(batch, rows))
+                bad.append(batch.first_non_finite(rows))
             return loss
 
         lr = self._engine.learning_rate()
@@ -208,12 +235,14 @@ class Learner:
         self, batch: Batch, rows: list[int], objective: Objective, counts: Mapping[str, float], sums: MetricSums
     ) -> tuple[Tensor, bool]:
         """Loss of one micro-batch, scaled for the whole step, and whether it is finite."""
-        part = (batch.select(rows) if rows else _placeholder()).to(self.device)
+        part = (batch.select(rows) if rows else placeholder()).to(self.device)
         inputs = self._inputs(part)
         readings = self._engine.forward(
             inputs,
             with_entropy=objective.with_entropy,
             entropy_gradient=objective.coefficients.get("entropy_loss", 0.0) != 0.0,
+            lesson=self.lesson,
+            teacher=self.lesson and self.lesson.teacher(part, len(inputs.select), self.device),
         )
         if not rows:
             return readings.anchor(), True
@@ -222,6 +251,8 @@ class Learner:
         loss = sum_terms(terms, objective.coefficients, counts, self.collective.world_size)
         if loss is None:
             return readings.anchor(), True
+        if self.lesson is not None:  # a term without weight leaves out a head, which ranks without samples visit
+            loss = loss + readings.anchor()
         if bool(torch.isfinite(loss)):
             return loss, True
         # NaN in every gradient makes all ranks skip the step, whichever part of the loss was at fault.
@@ -239,6 +270,7 @@ class Learner:
             rewards=readings.primary if self.spec.role is Role.REWARD else None,
             entropy=None if readings.entropy is None else inputs.scatter(readings.entropy, shape),
             outside=outside,
+            divergence=None if readings.divergence is None else inputs.scatter(readings.divergence, shape),
             aux_loss=readings.aux_loss,
             tokens=float(inputs.token_mask.sum()),
         )
@@ -364,22 +396,3 @@ def sum_terms(
         part = term.total * (weight * world_size / counts[name])
         loss = part if loss is None else loss + part
     return loss
-
-
-def _placeholder() -> Batch:
-    """One row that trains nothing, for a rank that has run out of samples."""
-    return Batch(
-        tokens=torch.zeros(1, 2, dtype=torch.long),
-        attention_mask=torch.ones(1, 2, dtype=torch.bool),
-        action_mask=torch.zeros(1, 2, dtype=torch.bool),
-        index=torch.full((1,), -1),
-    )
-
-
-def _first_bad(batch: Batch, rows: list[int]) -> int:
-    """Number of the first sample of a micro-batch with a non-finite input; the micro-batch's first if none has."""
-    fields = (batch.advantages, batch.returns, batch.old_logprobs, batch.ref_logprobs, batch.values)
-    for row in rows:
-        if any(f is not None and not bool(torch.isfinite(f[row]).all()) for f in fields):
-            return int(batch.index[row])
-    return int(batch.index[rows[0]])

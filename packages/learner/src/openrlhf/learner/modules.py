@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from openrlhf.core.losses.distill import Teacher
 from openrlhf.core.truncation import KeptTokens
 from openrlhf.learner.heads import Head, LogitsHead, ScalarHead, TokenDistribution, TokenHead, check_plain_head
 from openrlhf.learner.layers import num_experts
 from openrlhf.learner.packing import ModelInputs
+from openrlhf.learner.teaching import Lesson, TeachingHead
 
 LEAK = 1e-3
 """Share of the largest hidden state by which a packed neighbour may move one; without a leak nothing moves."""
@@ -29,6 +31,7 @@ class Readings(NamedTuple):
     primary: log-probs of the targets (policy, reference) or values (critic, reward).
     entropy: only for language models and on request. aux_loss: scalar, only with a balance loss.
     kept, outside: see `heads.TokenReadings`.
+    divergence: from a teacher, where one is given. told: what a teacher tells of N tokens (`teaching.TeachingHead`).
     """
 
     primary: Tensor
@@ -36,6 +39,8 @@ class Readings(NamedTuple):
     aux_loss: Tensor | None
     kept: KeptTokens | None = None
     outside: Tensor | None = None
+    divergence: Tensor | None = None
+    told: tuple[Tensor, ...] = ()
 
     def anchor(self) -> Tensor:
         """A scalar 0 that depends on everything with a gradient.
@@ -43,7 +48,8 @@ class Readings(NamedTuple):
         Its backward pass visits the same modules as that of a loss: ZeRO-3 communicates in each of them, so all ranks
         have to make the same visits.
         """
-        outputs = [t for t in (self.primary, self.entropy, self.aux_loss) if t is not None and t.requires_grad]
+        read = (self.primary, self.entropy, self.aux_loss, self.divergence)
+        outputs = [t for t in read if t is not None and t.requires_grad]
         return torch.stack([t.sum() for t in outputs]).sum() * 0.0
 
 
@@ -60,6 +66,7 @@ class LearnerModule(nn.Module):
         super().__init__()
         self.model = model
         self.head = head
+        self.teaching = None if isinstance(head, ScalarHead) else TeachingHead(head)
         self.head_name = head_name
         self.distribution = distribution
         self.aux_loss = aux_loss
@@ -81,14 +88,25 @@ class LearnerModule(nn.Module):
         distribution: TokenDistribution | None = None,
         with_entropy: bool = False,
         entropy_gradient: bool = True,
+        lesson: Lesson | None = None,
+        teacher: Teacher | None = None,
     ) -> Readings:
-        """Readings at `inputs.select`. Without entropy_gradient the entropy is a plain number."""
+        """Readings at `inputs.select`. Without entropy_gradient the entropy is a plain number.
+
+        lesson with a teacher: also the divergence from it. lesson alone: what this model tells, and no log-probs.
+        """
         by_logits = isinstance(self.head, LogitsHead)
         outputs = self._call(self.model if by_logits else self.backbone, inputs)
         states = (outputs.logits if by_logits else outputs.last_hidden_state).flatten(0, 1)[inputs.select]
         aux = self._balance_loss(outputs, inputs)
         if isinstance(self.head, ScalarHead):
             return Readings(self.head(states).squeeze(-1), None, aux)
+        taught = None
+        if lesson is not None:
+            assert self.teaching is not None, "a language model teaches and learns"
+            taught = self.teaching(states, lesson, teacher, self.distribution)
+            if teacher is None:
+                return Readings(states.new_zeros(0), None, aux, told=taught)
         read = self.head(
             states,
             inputs.targets,
@@ -97,7 +115,7 @@ class LearnerModule(nn.Module):
             entropy_gradient=entropy_gradient,
             kept=inputs.kept,
         )
-        return Readings(read.logprobs, read.entropy, aux, read.kept, read.outside)
+        return Readings(read.logprobs, read.entropy, aux, read.kept, read.outside, divergence=taught)
 
     def hf_name(self, name: str) -> str:
         """A parameter's name here -> its name in a Hugging Face checkpoint."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from openrlhf.core.batch import Batch
 from openrlhf.core.config import AdvantageConfig, KLEstimator, PolicyLossConfig
 from openrlhf.core.losses.aggregate import effective_agg_mode, loss_count
+from openrlhf.core.losses.distill import distill_loss
 from openrlhf.core.losses.output import LossOutput
 from openrlhf.core.losses.policy import PolicyLossFunction, entropy_loss, kl_loss, policy_loss
 from openrlhf.core.losses.value import value_loss
@@ -24,7 +25,8 @@ from openrlhf.core.losses.value import value_loss
 class ModelOutputs:
     """What the model says about one micro-batch; [B, T] float32 with gradient, 0 where not action_mask.
 
-    logprobs, entropy: of a language model. values: of a critic. rewards [B]: of a reward model.
+    logprobs, entropy: of a language model. divergence: from its teacher. values: of a critic.
+    rewards [B]: of a reward model.
     outside: of a truncated distribution 1 where the sampled token had to be added to its set, without gradient.
     aux_loss: scalar mean over this micro-batch's tokens; tokens: how many.
     """
@@ -34,6 +36,7 @@ class ModelOutputs:
     values: Tensor | None = None
     rewards: Tensor | None = None
     outside: Tensor | None = None
+    divergence: Tensor | None = None
     aux_loss: Tensor | None = None
     tokens: float = 0.0
 
@@ -73,6 +76,18 @@ def balance_count(batch: Batch, coef: float) -> dict[str, float]:
     return {"aux_loss": float(batch.attention_mask.sum())} if coef > 0 else {}
 
 
+def distill_count(batch: Batch, coef: float | None) -> dict[str, float]:
+    """The count of `distill_term`: tokens; nothing where there is no teacher."""
+    return {} if coef is None else {"distill_loss": _tokens(batch)}
+
+
+def distill_term(outputs: ModelOutputs, batch: Batch) -> dict[str, LossOutput]:
+    """The divergence from the teacher, where it was measured."""
+    if outputs.divergence is None:
+        return {}
+    return {"distill_loss": distill_loss(divergence=outputs.divergence, action_mask=batch.action_mask)}
+
+
 def balance_term(outputs: ModelOutputs) -> dict[str, LossOutput]:
     """The balance loss of a mixture of experts. It is no mean over tokens: micro-batches weigh by their tokens."""
     if outputs.aux_loss is None:
@@ -87,8 +102,9 @@ def with_share(term: LossOutput, name: str, where: Tensor, batch: Batch) -> Loss
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyObjective:
-    """policy_loss + kl_coef · kl_loss + aux_coef · aux_loss − entropy_coef · entropy.
+    """policy_loss + kl_coef · kl_loss + distill_coef · distill_loss + aux_coef · aux_loss − entropy_coef · entropy.
 
+    distill_coef: weight of the divergence from a teacher (`Learner.lesson`); None: there is none.
     kl_coef: weight of the KL loss; None leaves the term out (no `ref_logprobs` needed).
     agg_constant: the constant of loss_agg_mode seq-mean-token-sum-norm.
     loss: what computes policy_loss, with its arguments and its contract.
@@ -104,12 +120,14 @@ class PolicyObjective:
     loss: PolicyLossFunction = policy_loss
     detach_old: bool = False
     rows_per_unit: int = 1
+    distill_coef: float | None = None
 
     @property
     def coefficients(self) -> Mapping[str, float]:
         return {
             "policy_loss": 1.0,
             "kl_loss": self.kl_coef or 0.0,
+            "distill_loss": self.distill_coef or 0.0,
             "entropy_loss": -(self.config.entropy_coef or 0.0),
             "aux_loss": self.config.aux_loss_coef,
         }
@@ -124,7 +142,7 @@ class PolicyObjective:
             counts["kl_loss"] = _tokens(batch)
         if self.with_entropy:
             counts["entropy_loss"] = _tokens(batch)
-        return counts | balance_count(batch, self.config.aux_loss_coef)
+        return counts | distill_count(batch, self.distill_coef) | balance_count(batch, self.config.aux_loss_coef)
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> dict[str, LossOutput]:
         assert outputs.logprobs is not None, "a policy objective needs a language model"
@@ -155,7 +173,7 @@ class PolicyObjective:
             )
         if outputs.entropy is not None:
             terms["entropy_loss"] = entropy_loss(entropy=outputs.entropy, action_mask=batch.action_mask)
-        return terms | balance_term(outputs)
+        return terms | distill_term(outputs, batch) | balance_term(outputs)
 
 
 @dataclass(frozen=True, kw_only=True)

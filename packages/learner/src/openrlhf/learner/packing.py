@@ -133,3 +133,13 @@ def join_images(extra: dict[str, Any] | None, device: torch.device) -> dict[str,
         return None
     present = {name: [t for t in rows if t is not None] for name, rows in extra.items()}
     return {name: torch.cat(tensors).to(device) for name, tensors in present.items() if tensors} or None
+
+
+def placeholder() -> Batch:
+    """One row that trains nothing, for a rank that has run out of samples."""
+    return Batch(
+        tokens=torch.zeros(1, 2, dtype=torch.long),
+        attention_mask=torch.ones(1, 2, dtype=torch.bool),
+        action_mask=torch.zeros(1, 2, dtype=torch.bool),
+        index=torch.full((1,), -1),
+    )

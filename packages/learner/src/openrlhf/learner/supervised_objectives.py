@@ -21,30 +21,38 @@ from openrlhf.core.losses.supervised import (
     sequence_logprobs,
     sft_loss,
 )
-from openrlhf.learner.objective import ModelOutputs, balance_count, balance_term
+from openrlhf.learner.objective import ModelOutputs, balance_count, balance_term, distill_count, distill_term
 
 CHOSEN, REJECTED = slice(0, None, 2), slice(1, None, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SftObjective:
-    """Negative log-likelihood of the tokens in `action_mask`, per token."""
+    """nll_coef · sft_loss + distill_coef · distill_loss, both per token in `action_mask`.
 
+    sft_loss: the negative log-likelihood. distill_coef: weight of the divergence from a teacher (`Learner.lesson`) at
+    these tokens; None: there is none.
+    """
+
+    nll_coef: float = 1.0
+    distill_coef: float | None = None
     aux_loss_coef: float = 0.0
     with_entropy: bool = False
     rows_per_unit: int = 1
 
     @property
     def coefficients(self) -> Mapping[str, float]:
-        return {"sft_loss": 1.0, "aux_loss": self.aux_loss_coef}
+        weights = {"sft_loss": self.nll_coef, "distill_loss": self.distill_coef or 0.0}
+        return weights | {"aux_loss": self.aux_loss_coef}
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return {"sft_loss": float(batch.action_mask.sum())} | balance_count(batch, self.aux_loss_coef)
+        counts = {"sft_loss": float(batch.action_mask.sum())} | distill_count(batch, self.distill_coef)
+        return counts | balance_count(batch, self.aux_loss_coef)
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> dict[str, LossOutput]:
         assert outputs.logprobs is not None, "supervised fine-tuning needs a language model"
         loss = sft_loss(logprobs=outputs.logprobs, loss_mask=batch.action_mask)
-        return {"sft_loss": loss} | balance_term(outputs)
+        return {"sft_loss": loss} | distill_term(outputs, batch) | balance_term(outputs)
 
 
 @dataclass(frozen=True, kw_only=True)

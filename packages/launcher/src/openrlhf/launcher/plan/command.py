@@ -57,9 +57,9 @@ def model_shapes(config: TrainPPOConfig) -> dict[str, ModelShape]:
     shapes: dict[str, ModelShape] = {}
     for role in roles(config):
         try:
-            shapes[role] = read_shape(value_at(config, model_flag(role)) or "")
+            shapes[role] = read_shape(value_at(config, model_flag(config, role)) or "")
         except ValueError as error:
-            raise UsageError([f"--{model_flag(role)} {error}"]) from None
+            raise UsageError([f"--{model_flag(config, role)} {error}"]) from None
     return shapes
 
 

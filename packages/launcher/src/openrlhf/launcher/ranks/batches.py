@@ -23,6 +23,9 @@ from openrlhf.launcher.samples import cut
 PerSample = Mapping[int, Tensor]
 """Sample index -> float32 values of its trainable tokens, in order."""
 
+ToldPerSample = Mapping[int, Mapping[str, Tensor]]
+"""Sample index -> what a teacher says of its trainable tokens, in order: tensors [n, ...] by name."""
+
 Sums = dict[str, tuple[float, float]]
 """Metric -> (sum, count) over one rank."""
 
@@ -135,6 +138,12 @@ def scatter_trainable(batch: Batch, parts: Sequence[PerSample]) -> Tensor:
     for row, index in enumerate(batch.index.tolist()):
         out[row][batch.action_mask[row]] = merged[int(index)].to(torch.float32)
     return out
+
+
+def told_rows(batch: Batch, parts: Sequence[ToldPerSample]) -> list[dict[str, Tensor]]:
+    """What a teacher's ranks, any number of them, say of the rows of `batch`."""
+    merged = {index: told for part in parts for index, told in part.items()}
+    return [dict(merged[int(index)]) for index in batch.index.tolist()]
 
 
 def prepared_sums(batch: Batch, rewards: Tensor, kl: Tensor | None) -> Sums:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from openrlhf.core.config import AlgoConfig, PolicyLossConfig
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.plugins import NO_PLUGINS, Plugins
+
+if TYPE_CHECKING:
+    from openrlhf.learner.teaching import Lesson
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +19,7 @@ class RankConfig:
 
     agg_constant: divisor of loss_agg_mode seq-mean-token-sum-norm. processor_path: of a vision-language model.
     images: whether samples may come with images. plugins: the user's functions in the place of ours.
+    shared_vocab: token ids that policy and reference both have.
     """
 
     algo: AlgoConfig
@@ -25,12 +30,28 @@ class RankConfig:
     pad_token_id: int
     processor_path: str | None = None
     images: bool = False
+    shared_vocab: int | None = None
     force_old_logprobs: bool = False
     plugins: Plugins = NO_PLUGINS
 
+    @property
+    def lesson(self) -> Lesson | None:
+        """What the policy learns of its teacher's distributions."""
+        distill = self.algo.distill
+        if distill.divergence is None:
+            return None
+        from openrlhf.learner.teaching import Lesson
+
+        return Lesson(kind=distill.divergence, beta=distill.jsd_beta, top_k=distill.top_k, vocab=self.shared_vocab)
+
 
 def rank_config(
-    config: TrainPPOConfig, *, pad_token_id: int, processor_path: str | None = None, plugins: Plugins = NO_PLUGINS
+    config: TrainPPOConfig,
+    *,
+    pad_token_id: int,
+    processor_path: str | None = None,
+    shared_vocab: int | None = None,
+    plugins: Plugins = NO_PLUGINS,
 ) -> RankConfig:
     """From the resolved configuration."""
     return RankConfig(
@@ -43,4 +64,5 @@ def rank_config(
         processor_path=processor_path,
         images=config.data.max_images_per_prompt > 0,
         plugins=plugins,
+        shared_vocab=shared_vocab,
     )

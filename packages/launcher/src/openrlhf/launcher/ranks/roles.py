@@ -17,6 +17,7 @@ from torch import Tensor
 from openrlhf.core.advantages import Advantages, compute_advantages, whiten
 from openrlhf.core.batch import Batch
 from openrlhf.core.kl import kl_estimate
+from openrlhf.core.losses.distill import teacher_rewards
 from openrlhf.core.losses.policy import PolicyLossFunction, policy_loss
 from openrlhf.core.rewards import token_rewards
 from openrlhf.core.truncation import KeptTokens
@@ -24,12 +25,14 @@ from openrlhf.launcher.ranks.batches import (
     PerSample,
     RankBatch,
     Sums,
+    ToldPerSample,
     add_sums,
     build_batch,
     gather_trainable,
     metric_names,
     prepared_sums,
     scatter_trainable,
+    told_rows,
 )
 from openrlhf.launcher.ranks.config import RankConfig
 from openrlhf.launcher.ranks.images import image_probe
@@ -39,6 +42,7 @@ from openrlhf.learner.heads import TokenDistribution
 from openrlhf.learner.learner import Learner
 from openrlhf.learner.modules import rounded
 from openrlhf.learner.objective import Objective, PolicyObjective, ValueObjective
+from openrlhf.learner.teaching import with_layer
 
 Resolve = Callable[[str, Sequence[Any]], list[Any]]
 """What lies behind handles, in order; the text says what that is, for messages."""
@@ -98,6 +102,16 @@ class ReferenceRank(Rank):
                 sets |= part
             batch = batch.with_(kept=[sets[index] for index in batch.index.tolist()])
         return gather_trainable(batch, self.learner.score(batch).logprobs)
+
+    def tell(self, shares: Shares) -> ToldPerSample:
+        """As a teacher: what the policy has to know of the distributions at the trainable tokens."""
+        batch, lesson = self.load(shares).batch, self.config.lesson
+        assert lesson is not None, "a teacher tells distributions where a divergence is trained"
+        return dict(zip(batch.index.tolist(), self.learner.tell(batch, lesson), strict=True))
+
+    def output_layer(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the output layer, with which states say distributions."""
+        return self.learner.output_layer()
 
 
 class RewardRank(Rank):
@@ -205,29 +219,41 @@ class PolicyRank(TrainedRank, ReferenceRank):
             metrics["train/outside_kept"] = (float(scores.outside.sum()), tokens)
         return replace(loaded.with_(old_logprobs=scores.logprobs, kept=scores.kept), metrics=metrics)
 
-    def prepare(self, share: Shares | RankBatch, *, scores: Mapping[str, Sequence[Any]], kl_coef: float) -> RankBatch:
+    def prepare(
+        self,
+        share: Shares | RankBatch,
+        *,
+        scores: Mapping[str, Sequence[Any]],
+        kl_coef: float,
+        told: Sequence[Any] = (),
+        layer: Sequence[Any] = (),
+    ) -> RankBatch:
         """Old log-probs where they are needed, KL, advantages and returns.
 
         share: this rank's samples, or what `sampled` made of them.
-        scores: fields in `SCORES` -> handles of what the ranks of another role computed for them.
+        scores: fields in `SCORES` -> handles of what the ranks of another role computed for them. told: handles of what
+        a teacher's ranks told of distributions. layer: of the teacher's output layer, the first time that it is needed.
         Old log-probs are not needed when the batch is trained on in one optimiser step: then the ratio is 1.
         """
         loaded = share if isinstance(share, RankBatch) else self.load(share)
         steps = len(loaded.rows) * self.learner.spec.batch.max_epochs
         algo = self.config.algo
-        penalty = "ref_logprobs" in scores and not algo.kl.use_loss
-        if loaded.batch.old_logprobs is None and (penalty or steps > 1 or self.config.force_old_logprobs):
+        penalty = algo.kl.init_coef > 0 and "ref_logprobs" in scores and not algo.kl.use_loss
+        ratios = penalty or algo.samples_teacher
+        if loaded.batch.old_logprobs is None and (ratios or steps > 1 or self.config.force_old_logprobs):
             loaded = self._scored(loaded)
         batch = loaded.batch.with_(
             **{name: self.fetch(loaded.batch, SCORES[name], parts) for name, parts in scores.items()}
         )
-        assert batch.rewards is not None
+        if told:
+            batch = batch.with_(teacher=told_rows(batch, self._resolve("what the teacher says", told)))
+            self._take_lesson(layer)
         kl = None
-        if penalty:
+        if ratios:
             assert batch.old_logprobs is not None
             assert batch.ref_logprobs is not None
             kl = kl_estimate(batch.old_logprobs, batch.ref_logprobs, algo.kl.estimator) * batch.action_mask
-        rewards = token_rewards(batch.rewards, kl, kl_coef, batch.action_mask)
+        rewards = self._token_rewards(batch, kl, kl_coef)
         advantages, returns = compute_advantages(
             algo.advantage.estimator,
             rewards,
@@ -246,6 +272,33 @@ class PolicyRank(TrainedRank, ReferenceRank):
             )
         batch = batch.with_(advantages=advantages, returns=returns)
         return replace(loaded, batch=batch, metrics=loaded.metrics | prepared_sums(batch, rewards, kl))
+
+    def _take_lesson(self, layer: Sequence[Any]) -> None:
+        """Let the learner compare itself with the teacher from now on."""
+        lesson, learner = self.config.lesson, self.learner
+        if lesson is None or (learner.lesson is not None and not layer):
+            return
+        for found in self._resolve("the teacher's output layer", layer):
+            lesson = with_layer(lesson, found, learner.module.distribution, learner.device)
+        learner.lesson = lesson
+
+    def _token_rewards(self, batch: Batch, kl: Tensor | None, kl_coef: float) -> Tensor:
+        """Of the sample and the KL, or of the teacher (which a divergence in the loss leaves out), [B, T]."""
+        assert batch.rewards is not None
+        algo = self.config.algo
+        if not algo.advantage.row.teacher:
+            return token_rewards(batch.rewards, kl, kl_coef, batch.action_mask)
+        own = torch.zeros(batch.tokens.shape) if batch.old_logprobs is None else batch.old_logprobs
+        told = batch.ref_logprobs if algo.samples_teacher else own
+        assert told is not None, "a teacher's log-probs are reference log-probs"
+        return teacher_rewards(
+            told,
+            own,
+            batch.action_mask,
+            coef=algo.distill.coef,
+            reward=batch.rewards,
+            reward_coef=algo.distill.reward_coef,
+        )
 
     def metrics(self, prepared: RankBatch) -> Sums:
         """What `prepare` measured, summed over this rank."""
@@ -281,6 +334,7 @@ class PolicyRank(TrainedRank, ReferenceRank):
             agg_constant=config.agg_constant,
             loss=self._loss,
             detach_old=batch.old_logprobs is None,
+            distill_coef=config.algo.distill.coef if batch.teacher is not None else None,
         )
 
     def check_logprobs(self, rows: Sequence[Sequence[int]], *, bits: int | None = None) -> list[list[float]]:

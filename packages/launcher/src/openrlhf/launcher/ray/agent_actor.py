@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openrlhf.agents.agent_file import load_executor
 from openrlhf.agents.context import EpisodeSettings, GroupExecutor
@@ -33,13 +33,14 @@ class AgentSpec:
     """What an agent worker is made of. Files travel by content, so that they work on nodes without a shared disk.
 
     vision: whether the model takes images. reward_urls: HTTP reward servers. reward_model: whether one scores what
-    comes back without a reward.
+    comes back without a reward. rewards_optional: such a sample has the reward 0.
     """
 
     tokenizer_path: str
     settings: EpisodeSettings
     vision: bool = False
     reward_model: bool = False
+    rewards_optional: bool = False
     agent_file: CodeFile | None = None
     reward_file: CodeFile | None = None
     reward_urls: tuple[str, ...] = ()
@@ -88,7 +89,9 @@ class AgentActor:
             n_samples=evaluation.n_samples_per_prompt if evaluation else None,
             temperature=evaluation.temperature if evaluation else None,
         )
-        if not self._spec.reward_model:
+        if self._spec.rewards_optional and not self._spec.reward_model:
+            trajectories = [t if t.failed or t.reward is not None else replace(t, reward=0.0) for t in trajectories]
+        elif not self._spec.reward_model:
             trajectories = [require_reward(t) for t in trajectories]
         return [sample_info(t, max_len=self._spec.settings.max_length) for t in trajectories], trajectories
 

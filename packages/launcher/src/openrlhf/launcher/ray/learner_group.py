@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openrlhf.core.config import AlgoConfig
 from openrlhf.launcher.outputs import critic_folder
 from openrlhf.launcher.ranks.batches import combine_sums
 from openrlhf.launcher.ranks.roles import CriticRank, PolicyRank, ReferenceRank, RewardRank, TrainedRank
@@ -47,13 +48,18 @@ class RayLearner:
         tokenizer_path: str,
         critic_export: bool = False,
         take_turns: bool = False,
+        algo: AlgoConfig | None = None,
     ) -> None:
-        """take_turns: critic and policy share devices, and only one of them has its training states there at a time."""
+        """algo: what the policy learns, which decides what the reference is asked; None: log-probs.
+
+        take_turns: critic and policy share devices, and only one of them has its training states there at a time."""
         self.policy, self.reference, self.critic, self.reward = policy, reference, critic, reward
         self._push = push
         self._critic_export = critic_export
         self._take_turns = take_turns
         self._tokenizer_path = tokenizer_path
+        self._algo = algo or AlgoConfig()
+        self._layer_there = self._algo.distill.divergence is None or self._algo.distill.top_k > 0
 
     @property
     def groups(self) -> list[RankGroup[Any]]:
@@ -84,19 +90,25 @@ class RayLearner:
         policy, critic, reference = self.policy, self.critic, self.reference
         scores: dict[str, Refs] = {}
         valued: list[Any] = []
-        own: Sequence[Any] = policy.shares(mini_batches)
+        own: list[Any] = list(policy.shares(mini_batches))
+        told: Refs = []
+        layer: Refs = []
         if reference is not None:
+            shares = reference.shares(mini_batches)
             kept: Refs | None = None
             if policy.truncated:
                 own = policy.scatter(PolicyRank.sampled, own)
                 kept = policy.scatter(PolicyRank.kept, own)
-            count = len(reference.ranks)
-            scores["ref_logprobs"] = [
-                rank.ask(ReferenceRank.logprobs, shares, None if kept is None else parts_for(number, count, kept))
-                for number, (rank, shares) in enumerate(
-                    zip(reference.ranks, reference.shares(mini_batches), strict=True)
-                )
-            ]
+            if self._algo.ref_logprobs:
+                count = len(reference.ranks)
+                scores["ref_logprobs"] = [
+                    rank.ask(ReferenceRank.logprobs, share, None if kept is None else parts_for(number, count, kept))
+                    for number, (rank, share) in enumerate(zip(reference.ranks, shares, strict=True))
+                ]
+            if self._algo.distill.divergence is not None:
+                told = reference.scatter(ReferenceRank.tell, shares)
+            if not self._layer_there:
+                layer = reference.ask(ReferenceRank.output_layer)[:1]
         if critic is not None:
             valued = critic.scatter(CriticRank.values, critic.shares(mini_batches))
             scores["values"] = critic.scatter(CriticRank.read, valued)
@@ -107,10 +119,13 @@ class RayLearner:
                 share,
                 scores={name: parts_for(number, world, refs) for name, refs in scores.items()},
                 kl_coef=kl_coef,
+                told=parts_for(number, world, told),
+                layer=layer,
             )
             for number, (rank, share) in enumerate(zip(policy.ranks, own, strict=True))
         ]
         sums = await policy.wait(policy.scatter(PolicyRank.metrics, prepared), "experience forward")
+        self._layer_there = True
         sums = sums[:: policy.tensor_parallel]  # a group's ranks measured the same samples
         if critic is not None:
             returns, count = policy.scatter(PolicyRank.returns, prepared), len(critic.ranks)

@@ -144,6 +144,7 @@ def ray_learner(config: TrainPPOConfig, groups: Mapping[str, RankGroup[Any]], pu
         tokenizer_path=_model_path(config.actor.model_name_or_path or ""),
         critic_export=config.critic.save_value_network,
         take_turns=config.train.colocate_all and config.ds.enable_sleep,
+        algo=config.algo,
     )
 
 
@@ -221,7 +222,11 @@ def start_learners(
     vision = prepared.vision
     processor = None if vision is None else vision.path
     ranks_config = rank_config(
-        config, pad_token_id=prepared.pad_token_id, processor_path=processor, plugins=prepared.plugins
+        config,
+        pad_token_id=prepared.pad_token_id,
+        processor_path=processor,
+        shared_vocab=prepared.shared_vocab,
+        plugins=prepared.plugins,
     )
     for role in reservation.plan.seats:
         if role == ENGINE:
@@ -275,7 +280,7 @@ def truncation(rollout: RolloutConfig) -> Truncation:
 def learner_spec(config: TrainPPOConfig, role: Role, horizon: int, vision: VisionModel | None = None) -> LearnerSpec:
     """What a role's ranks load and how they train."""
     entity = {Role.CRITIC: config.critic}.get(role, config.actor)
-    path = value_at(config, model_flag(role))
+    path = value_at(config, model_flag(config, role))
     assert path is not None
     own = section(config, role)
     return LearnerSpec(
@@ -348,6 +353,7 @@ def agent_spec(config: TrainPPOConfig, prepared: Prepared) -> AgentSpec:
         ),
         vision=prepared.vision is not None,
         reward_model=config.has_reward_model,
+        rewards_optional=config.rewards_optional,
         agent_file=prepared.agent_file,
         reward_file=prepared.reward_file,
         reward_urls=prepared.reward_urls,

@@ -132,13 +132,28 @@ def overlong(c: P, m: Machine) -> Found:
 def kl_loss_needs_reference(c: P, m: Machine) -> Found:
     """A KL term without a coefficient."""
     for name, value in (("algo.kl.use_loss", c.algo.kl.use_loss), ("algo.kl.target", c.algo.kl.target)):
-        if value and not c.has_reference:
+        if value and c.algo.kl.init_coef == 0:
             yield broken(
                 c,
                 f"{name} algo.kl.init_coef",
                 "a coefficient of 0 removes the reference model, and with it the KL",
                 f"--algo.kl.init_coef above 0, or leave --{name} out",
             )
+
+
+def teacher(c: P, m: Machine) -> Found:
+    """A teacher, and what is learned from it."""
+    row, distill, name = c.algo.advantage.row, c.algo.distill, "algo.advantage.estimator"
+    if row.teacher and not c.ref.model_name_or_path:
+        problem = "it learns from a teacher, and there is none"
+        yield broken(c, f"{name} ref.model_name_or_path", problem, "--ref.model_name_or_path TEACHER")
+    if row.teacher and c.algo.kl.init_coef > 0:
+        problem = "the reference is the teacher, and the divergence from it is what is trained"
+        yield broken(c, f"{name} algo.kl.init_coef", problem, "--algo.kl.init_coef 0; --algo.distill.coef weighs it")
+    if distill.reward_coef != 0 and not row.teacher:
+        names = " and ".join(other for other, its in ESTIMATORS.items() if its.teacher)
+        problem = f"only {names} has a weight of the reward beside the teacher"
+        yield broken(c, f"algo.distill.reward_coef {name}", problem, "--algo.distill.coef weighs the teacher")
 
 
 def schedules(c: P, m: Machine) -> Found:
@@ -187,6 +202,7 @@ RULES: tuple[Rule, ...] = (
     filtering,
     overlong,
     kl_loss_needs_reference,
+    teacher,
     schedules,
     trained_models,
     deepspeed,

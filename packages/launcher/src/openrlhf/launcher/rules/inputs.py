@@ -35,7 +35,7 @@ def one_reward_source(c: P, m: Machine) -> Found:
     """Rewards come from exactly one place."""
     names = ("reward.model_name_or_path", "reward.remote_url", "train.agent_func_path")
     given = [name for name in names if value_at(c, name) is not None]
-    if not given:
+    if not given and not c.rewards_optional:
         yield broken(c, " ".join(names), "nothing gives rewards", "add one of the three")
     elif len(given) > 1:
         yield broken(c, " ".join(given), "there are several sources of rewards", "keep one of them")

@@ -34,6 +34,21 @@ def multiturn(c: SupervisedConfig, m: Machine) -> Found:
         yield broken(c, "data.multiturn data.apply_chat_template", problem, "add --data.apply_chat_template")
 
 
+def teacher(c: SupervisedConfig, m: Machine) -> Found:
+    """A teacher, and what is learned from it."""
+    if not isinstance(c, TrainSFTConfig):
+        return
+    if c.distill.divergence is not None and not c.ref.model_name_or_path:
+        problem = "it compares with a teacher, and there is none"
+        yield broken(c, "distill.divergence ref.model_name_or_path", problem, "--ref.model_name_or_path TEACHER")
+    default = TrainSFTConfig()
+    for name in ("ref.model_name_or_path", "distill.coef", "distill.top_k", "distill.jsd_beta", "distill.nll_coef"):
+        if c.distill.divergence is None and value_at(c, name) != value_at(default, name):
+            problem = "nothing is learned from a teacher"
+            fix = f"--distill.divergence reverse, or leave --{name} out"
+            yield broken(c, f"{name} distill.divergence", problem, fix)
+
+
 def chat_template(c: SupervisedConfig, m: Machine) -> Found:
     """A chat template that is not applied."""
     text, applied = value_at(c, "data.tokenizer_chat_template"), value_at(c, "data.apply_chat_template")
@@ -134,6 +149,7 @@ def trained_model(c: SupervisedConfig, m: Machine) -> Found:
 RULES: tuple[Rule, ...] = (
     required,
     multiturn,
+    teacher,
     chat_template,
     answers,
     prompt_template,

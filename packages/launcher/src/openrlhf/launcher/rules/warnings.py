@@ -29,7 +29,7 @@ _CRITIC = """
 def kl_pairing(c: P, m: Machine) -> Warnings:
     """The guide's pairings of KL estimator and place."""
     kl = c.algo.kl
-    if not c.has_reference:
+    if kl.init_coef == 0:
         return
     if kl.use_loss and kl.estimator == "k1":
         yield "--algo.kl.use_loss with --algo.kl.estimator k1: the gradient of k1 is no KL; use k2 or k3"
@@ -95,7 +95,9 @@ def idle_flags(c: P, m: Machine) -> Warnings:
         ("eval.steps", c.eval.steps > 0, "eval.split eval.temperature eval.n_samples_per_prompt"),
         (f"algo.advantage.estimator {' or '.join(with_critic())}", c.has_critic, _CRITIC),
         ("reward.model_name_or_path", c.has_reward_model, "reward.num_nodes reward.offload"),
-        ("algo.kl.init_coef above 0", c.has_reference, "ref.offload"),
+        ("algo.kl.init_coef above 0", c.has_reference, "ref.offload ref.model_name_or_path"),
+        ("algo.distill.divergence", c.algo.distill.divergence is not None, "algo.distill.top_k algo.distill.jsd_beta"),
+        ("algo.distill.divergence", c.has_teacher, "algo.distill.coef"),
         *_loss_settings(c),
     ):
         for name in () if active else names.split():

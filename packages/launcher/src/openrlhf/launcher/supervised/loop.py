@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a run is made of. evaluation: None where nothing is evaluated. reference: of preference training."""
+    """What a run is made of. evaluation: None where nothing is evaluated. reference: or a teacher."""
 
     task: Task
     tokenizer: Any
@@ -86,11 +86,16 @@ class SupervisedTrainer:
             began = time.perf_counter()
 
     def _step(self, batch: Batch) -> Metrics:
+        lesson, reference = self.parts.task.lesson, self.parts.reference
+        if lesson is not None and reference is not None:
+            batch = batch.with_(teacher=reference.tell(batch, lesson))
         return self.parts.learner.update(self._with_reference(batch), self.parts.task.objective)
 
     def _with_reference(self, batch: Batch) -> Batch:
         reference = self.parts.reference
-        return batch if reference is None else batch.with_(ref_logprobs=reference.score(batch).logprobs)
+        if reference is None or self.parts.task.lesson is not None:
+            return batch
+        return batch.with_(ref_logprobs=reference.score(batch).logprobs)
 
     def _after_step(self, *, ended: bool) -> None:
         every = self.config.eval.steps

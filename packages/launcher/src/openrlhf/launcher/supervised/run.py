@@ -10,7 +10,7 @@ from openrlhf.launcher import signals
 from openrlhf.launcher.outputs import absolute
 from openrlhf.launcher.redaction import configure_logging, report_error
 from openrlhf.launcher.supervised.process import complete_environment, is_first
-from openrlhf.launcher.supervised_config import SupervisedRun, TrainDPOConfig, TrainRMConfig, TrainSFTConfig
+from openrlhf.launcher.supervised_config import SupervisedRun, TrainRMConfig, TrainSFTConfig
 
 
 def train_supervised(config: SupervisedRun) -> int:
@@ -54,7 +54,7 @@ def check_at_first(config: SupervisedRun) -> None:
     else:
         data, margins = config.data, isinstance(config, TrainRMConfig) and config.model.margin_loss_enable
         fields = pair_fields(data.prompt_key, data.chosen_key, data.rejected_key, margins=margins)
-    if isinstance(config, TrainDPOConfig) and config.ref.model_name_or_path:
+    if not isinstance(config, TrainRMConfig) and config.ref.model_name_or_path:
         check_model(config.ref.model_name_or_path, "--ref.model_name_or_path")
     check_at_sight(config.data.dataset, fields, split=config.data.dataset_split, flag="--data.dataset")
     if config.eval.dataset is not None:

@@ -17,12 +17,13 @@ from openrlhf.launcher.supervised.checkpoints import Progress, SupervisedCheckpo
 from openrlhf.launcher.supervised.loop import Parts, SupervisedTrainer
 from openrlhf.launcher.supervised.process import is_first
 from openrlhf.launcher.supervised.task import Task, command_of, make_task
-from openrlhf.launcher.supervised_config import SupervisedRun, TrainDPOConfig
+from openrlhf.launcher.supervised_config import SupervisedRun, TrainDPOConfig, TrainRMConfig, TrainSFTConfig
 from openrlhf.launcher.tokenizers import chat_template, load_tokenizer
 from openrlhf.learner.config import LoraConfig
 from openrlhf.learner.learner import Learner
 from openrlhf.learner.setup import init_distributed, leave_distributed
 from openrlhf.learner.spec import LearnerSpec, Role
+from openrlhf.learner.teaching import with_layer
 
 EVALUATED_SHARE, EVALUATED_LEAST = 100, 32
 """A reward model without evaluation data is evaluated on one in so many of its training pairs, but on some."""
@@ -39,7 +40,7 @@ def run_session(config: SupervisedRun, warned: Warned) -> Progress:
 def _train(config: SupervisedRun, warned: Warned) -> Progress:
     model = check_model(config.model.model_name_or_path, "--model.model_name_or_path")
     tokenizer = load_tokenizer(model, flag="--model.model_name_or_path")
-    if isinstance(config, TrainDPOConfig) and config.ref.model_name_or_path is not None:
+    if not isinstance(config, TrainRMConfig) and config.ref.model_name_or_path:
         reference = check_model(config.ref.model_name_or_path, "--ref.model_name_or_path")
         check_readers(tokenizer, "--model.model_name_or_path", model, {"--ref.model_name_or_path": reference})
     if config.data.tokenizer_chat_template is not None:
@@ -95,9 +96,9 @@ def learner_spec(config: SupervisedRun, task: Task, *, max_optimizer_steps: int)
     )
 
 
-def reference_spec(config: TrainDPOConfig, task: Task) -> LearnerSpec:
-    """The frozen reference model: no adapters, no balance loss."""
-    assert task.reference is not None, "only preference training has a reference model"
+def reference_spec(config: TrainSFTConfig | TrainDPOConfig, task: Task) -> LearnerSpec:
+    """The frozen reference model or teacher: no adapters, no balance loss."""
+    assert task.reference is not None, "a task names its reference model"
     trained = learner_spec(config, task, max_optimizer_steps=1)
     return replace(
         trained,
@@ -116,7 +117,13 @@ def make_parts(
     """Load the models and put the run together."""
     steps = -(-len(train) // config.train.batch_size) * config.train.max_epochs
     learner = Learner(learner_spec(config, task, max_optimizer_steps=steps))
-    reference = Learner(reference_spec(config, task)) if isinstance(config, TrainDPOConfig) else None
+    reference = None
+    if task.reference is not None and not isinstance(config, TrainRMConfig):
+        reference = Learner(reference_spec(config, task))
+    if task.lesson is not None and reference is not None:
+        lesson, seen = task.lesson, learner.module.distribution
+        whole = lesson.top_k == 0
+        learner.lesson = with_layer(lesson, reference.output_layer(), seen, learner.device) if whole else lesson
     logger = RunLogger(config, steps=steps) if is_first() else RunLogger(config, sinks=[])
     return Parts(
         task=task,

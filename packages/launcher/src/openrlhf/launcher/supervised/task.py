@@ -9,17 +9,20 @@ from openrlhf.launcher.commands import TRAIN_DPO, TRAIN_RM, TRAIN_SFT, Command
 from openrlhf.launcher.data.chat import ChatRenderer
 from openrlhf.launcher.data.readers import PairReader, SftReader
 from openrlhf.launcher.data.supervised import UnitReader
+from openrlhf.launcher.preflight import text_dimension
 from openrlhf.launcher.supervised_config import SupervisedRun, TrainDPOConfig, TrainRMConfig, TrainSFTConfig
 from openrlhf.learner.objective import Objective
 from openrlhf.learner.spec import Role
 from openrlhf.learner.supervised_objectives import PreferenceObjective, RewardObjective, SftObjective
+from openrlhf.learner.teaching import Lesson
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """One of the three.
 
-    margins: the batches carry margins. reference: path of the frozen reference model, None where there is none.
+    margins: the batches carry margins. reference: path of the frozen reference model or teacher, None where there is
+    none. lesson: what is learned of a teacher.
     """
 
     command: Command[Any]
@@ -28,6 +31,7 @@ class Task:
     objective: Objective
     margins: bool = False
     reference: str | None = None
+    lesson: Lesson | None = None
 
 
 def command_of(config: SupervisedRun) -> Command[Any]:
@@ -47,7 +51,8 @@ def make_task(config: SupervisedRun, tokenizer: Any) -> Task:
 
 
 def _sft(config: TrainSFTConfig, tokenizer: Any) -> Task:
-    data, pretrain = config.data, config.model.pretrain_mode_enable
+    data, pretrain, distill = config.data, config.model.pretrain_mode_enable, config.distill
+    taught = distill.divergence is not None
     return Task(
         command=TRAIN_SFT,
         role=Role.POLICY,
@@ -59,8 +64,22 @@ def _sft(config: TrainSFTConfig, tokenizer: Any) -> Task:
             multiturn=data.multiturn,
             pretrain=pretrain,
         ),
-        objective=SftObjective(aux_loss_coef=config.model.aux_loss_coef),
+        objective=SftObjective(
+            nll_coef=distill.nll_coef if taught else 1.0,
+            distill_coef=distill.coef if taught else None,
+            aux_loss_coef=config.model.aux_loss_coef,
+        ),
+        reference=config.ref.model_name_or_path if taught else None,
+        lesson=_lesson(config),
     )
+
+
+def _lesson(config: TrainSFTConfig) -> Lesson | None:
+    distill, models = config.distill, (config.model.model_name_or_path, config.ref.model_name_or_path)
+    if distill.divergence is None:
+        return None
+    vocab = min(text_dimension(path or "", "vocab_size") for path in models)
+    return Lesson(kind=distill.divergence, beta=distill.jsd_beta, top_k=distill.top_k, vocab=vocab)
 
 
 def _reward_model(config: TrainRMConfig, tokenizer: Any) -> Task:

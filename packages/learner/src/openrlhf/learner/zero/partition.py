@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from openrlhf.learner.heads import TokenHead
 from openrlhf.learner.layers import recurrent_layers
 from openrlhf.learner.modules import LearnerModule
+from openrlhf.learner.teaching import TeachingHead
 
 
 @contextmanager
@@ -36,9 +37,9 @@ def gather_with_readers(module: LearnerModule) -> None:
     """
     from deepspeed.runtime.zero import register_external_parameter
 
-    if isinstance(module.head, TokenHead):
-        for parameter in module.head.borrowed:
-            register_external_parameter(module.head, parameter)
+    for head in (module.head, module.teaching):
+        for parameter in head.borrowed if isinstance(head, TokenHead | TeachingHead) else ():
+            register_external_parameter(head, parameter)
     if recurrent_layers(module.model.config):
         for owner in module.model.modules():
             for child in owner.children():
