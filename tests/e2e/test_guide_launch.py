@@ -116,6 +116,8 @@ def test_quick_launch_as_a_ray_job(running_ray: dict[str, str], tmp_path: Path) 
     places = {"MODEL": workspace.model, "REWARD": "reward.py"}  # relative to the job's working_dir
     places |= {"PROMPTS": "prompts.jsonl", "OUT": str(tmp_path / "out")}
     flags = [places.get(word, word) for word in QUICK_LAUNCH.split()]
+    shutil.copy(Path(__file__).parents[2] / "examples" / "python" / "logger.py", workspace.path)
+    flags += ["--logger.path", "logger.py:CsvLogger"]
     commands = [f"sleep 1; echo $PWD >> {tmp_path}/set_up", "touch made_by_setup_commands"]
     runtime_env = json.dumps({"working_dir": str(workspace.path), "setup_commands": commands})
     submit = [f"{BIN}/ray", "job", "submit", "--runtime-env-json", runtime_env, "--"]
@@ -131,6 +133,8 @@ def test_quick_launch_as_a_ray_job(running_ray: dict[str, str], tmp_path: Path) 
     (unpacked,) = (tmp_path / "set_up").read_text().split()  # once, for the driver and all workers
     assert (Path(unpacked) / "made_by_setup_commands").exists()
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "qwen3"
+    logged = [line.split(",")[0] for line in (tmp_path / "out" / "rewards.csv").read_text().splitlines()]
+    assert logged == ["step", "1", "2"]
 
 
 def test_setup_commands_that_nobody_ran_are_refused(running_ray: dict[str, str]) -> None:

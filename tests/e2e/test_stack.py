@@ -36,6 +36,8 @@ from support.trainer_fakes import FakeSink
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(900)]
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
@@ -69,7 +71,10 @@ def configure(path: Path, *, tied: bool) -> tuple[TrainPPOConfig, Prepared]:
         "train.micro_batch_size": 8,
         "ckpt.output_dir": str(path / "exported"),
     }
-    if not tied:  # a larger teacher with ranks of its own, and no rewards
+    if tied:  # a loss and an estimator by file travel to the ranks
+        flags["actor.loss_path"] = str(EXAMPLES / "policy_loss.py")
+        flags["algo.advantage.path"] = str(EXAMPLES / "advantages.py")
+    else:  # a larger teacher with ranks of its own, and no rewards
         teacher = tiny_qwen3(path / "teacher", tied=False, seed=1, hidden_size=96, intermediate_size=128)
         flags |= {
             "algo.advantage.estimator": "on_policy_distill",

@@ -200,3 +200,25 @@ def test_scores_of_other_ranks_land_on_the_trainable_tokens() -> None:
     batch = rank.load([references([sampled([0, 1, 0], start=2), sampled([0, 1])], [0.0, 0.0])]).batch
     parts = [{1: torch.tensor([-3.0])}, {0: torch.tensor([-2.0])}]
     assert scatter_trainable(batch, parts).tolist() == [[0.0, 0.0, -2.0], [0.0, -3.0, 0.0]]
+
+
+def test_clip_cov_takes_the_gradient_from_the_tokens_it_draws() -> None:
+    def advantages(**options: Any) -> tuple[list[list[float]], dict[str, float], int]:
+        own = toy_config(algo("reinforce"), PolicyLossConfig(**options))
+        rank = toy_rank(PolicyRank, torch.tensor([[0.0, 3.0], [0.0, 0.0]]), own)
+        rows = [sampled([0, 1]), sampled([0, 0]), sampled([0, 1]), sampled([0, 0])]
+        batch = rank.prepare([references(rows, (1.0, -1.0, 1.0, -1.0))], scores={}, kl_coef=0.0)
+        assert batch.batch.advantages is not None
+        return batch.batch.advantages.tolist(), combine_sums([rank.metrics(batch)]), learner(rank).scored
+
+    # Log-probs -0.05 and -3.05, advantages 1 and -1: every token's part of the covariance is 1.5.
+    plain, metrics, scored = advantages()
+    assert plain == [[0.0, 1.0], [0.0, -1.0], [0.0, 1.0], [0.0, -1.0]]
+    assert "train/clip_cov" not in metrics
+    assert scored == 0
+    every, metrics, scored = advantages(clip_cov_share=1.0)
+    assert every == [[0.0, 0.0]] * 4
+    assert (metrics["train/clip_cov"], scored) == (1.0, 1)
+    outside, metrics, _ = advantages(clip_cov_share=1.0, clip_cov_range=(1.6, 5.0))
+    assert outside == plain
+    assert metrics["train/clip_cov"] == 0.0

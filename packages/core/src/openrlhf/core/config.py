@@ -100,6 +100,13 @@ class PolicyLossConfig:
     entropy_coef: float | None = None
     """Weight of the entropy bonus. None: entropy is not computed. 0: it is logged only."""
 
+    clip_cov_share: float | None = None
+    """Keep the entropy up (Clip-Cov): this share of all tokens, drawn from those whose probability and advantage vary
+    together most, is left out of the policy gradient. The paper's value is 2e-4. None: off."""
+
+    clip_cov_range: tuple[float, float] = (1.0, 5.0)
+    """Clip-Cov draws tokens for which (log-prob - mean) * (advantage - mean) lies in this range (low, high)."""
+
     aux_loss_coef: float = 0.0
     """Weight of the load-balancing loss of mixture-of-experts models, for policy and critic. 0: off."""
 

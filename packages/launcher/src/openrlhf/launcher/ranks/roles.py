@@ -16,9 +16,11 @@ from torch import Tensor
 
 from openrlhf.core.advantages import Advantages, compute_advantages, whiten
 from openrlhf.core.batch import Batch
+from openrlhf.core.entropy_control import clip_cov, token_noise
 from openrlhf.core.kl import kl_estimate
 from openrlhf.core.losses.distill import teacher_rewards
 from openrlhf.core.losses.policy import PolicyLossFunction, policy_loss
+from openrlhf.core.masks import select
 from openrlhf.core.rewards import token_rewards
 from openrlhf.core.truncation import KeptTokens
 from openrlhf.launcher.ranks.batches import (
@@ -240,7 +242,8 @@ class PolicyRank(TrainedRank, ReferenceRank):
         algo = self.config.algo
         penalty = algo.kl.init_coef > 0 and "ref_logprobs" in scores and not algo.kl.use_loss
         ratios = penalty or algo.samples_teacher
-        if loaded.batch.old_logprobs is None and (ratios or steps > 1 or self.config.force_old_logprobs):
+        clips = self.config.policy_loss.clip_cov_share is not None
+        if loaded.batch.old_logprobs is None and (ratios or clips or steps > 1 or self.config.force_old_logprobs):
             loaded = self._scored(loaded)
         batch = loaded.batch.with_(
             **{name: self.fetch(loaded.batch, SCORES[name], parts) for name, parts in scores.items()}
@@ -271,7 +274,26 @@ class PolicyRank(TrainedRank, ReferenceRank):
                 reduce=self.learner.reduce_sum,
             )
         batch = batch.with_(advantages=advantages, returns=returns)
-        return replace(loaded, batch=batch, metrics=loaded.metrics | prepared_sums(batch, rewards, kl))
+        metrics = loaded.metrics | prepared_sums(batch, rewards, kl)
+        if self.config.policy_loss.clip_cov_share is not None:
+            batch, metrics["train/clip_cov"] = self._clip_cov(batch, self.config.policy_loss.clip_cov_share)
+        return replace(loaded, batch=batch, metrics=metrics)
+
+    def _clip_cov(self, batch: Batch, share: float) -> tuple[Batch, tuple[float, float]]:
+        """The batch with advantage 0 at the tokens that `clip_cov` leaves out, and their share as (sum, count)."""
+        assert batch.advantages is not None
+        assert batch.old_logprobs is not None
+        left_out = clip_cov(
+            batch.advantages,
+            batch.old_logprobs,
+            batch.action_mask,
+            share=share,
+            bounds=self.config.policy_loss.clip_cov_range,
+            noise=token_noise(batch.tokens, batch.index),
+            reduce=self.learner.reduce_sum,
+        )
+        kept = batch.with_(advantages=select(batch.advantages, ~left_out))
+        return kept, (float(left_out.sum()), float(batch.action_mask.sum()))
 
     def _take_lesson(self, layer: Sequence[Any]) -> None:
         """Let the learner compare itself with the teacher from now on."""

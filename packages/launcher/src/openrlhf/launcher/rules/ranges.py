@@ -56,7 +56,7 @@ MORE_THAN: Mapping[str, float] = {
         """
         actor.eps_clip critic.value_clip actor.adam.eps critic.adam.eps adam.eps rollout.temperature
         actor.cispo_max_ratio actor.dppo_tv_delta actor.dppo_kl_delta actor.drpo_delta actor.sapo_tau actor.vespo_k
-        actor.vespo_lambda vllm.sync_tolerance algo.kl.target ckpt.max_mem model.beta rollout.top_p
+        actor.vespo_lambda actor.clip_cov_share vllm.sync_tolerance algo.kl.target ckpt.max_mem model.beta rollout.top_p
         vllm.gpu_memory_utilization algo.distill.jsd_beta distill.jsd_beta
         """,
     ),
@@ -68,7 +68,8 @@ AT_MOST: Mapping[str, float] = {
         """
         actor.lr_warmup_ratio critic.lr_warmup_ratio lr_warmup_ratio actor.min_lr_ratio critic.min_lr_ratio
         min_lr_ratio algo.advantage.gamma algo.advantage.lambd rollout.top_p rollout.min_p train.ema_beta
-        actor.eps_clip rollout.max_failed_fraction vllm.gpu_memory_utilization reward.stop_properly_penalty_coef
+        actor.eps_clip actor.clip_cov_share rollout.max_failed_fraction vllm.gpu_memory_utilization
+        reward.stop_properly_penalty_coef
         """,
     ),
     **_table(3, "ds.zero_stage"),
@@ -93,7 +94,13 @@ LARGEST = 2**63 - 1
 """Of whole numbers without a bound of their own: what an int64 holds."""
 
 ENDLESS = frozenset(
-    {"ckpt.max_mem", "reward.clip_range", "algo.dynamic_filtering_range", "algo.advantage.is_correction_threshold"}
+    {
+        "ckpt.max_mem",
+        "reward.clip_range",
+        "actor.clip_cov_range",
+        "algo.dynamic_filtering_range",
+        "algo.advantage.is_correction_threshold",
+    }
 )
 """Numbers for which infinity has a meaning: no bound."""
 
@@ -102,7 +109,7 @@ MAY_BE_EMPTY = frozenset({"ref.model_name_or_path", "ckpt.best_metric_key"})
 
 BETAS = ("actor.adam.betas", "critic.adam.betas", "adam.betas")
 
-RISING = ("algo.dynamic_filtering_range", "reward.clip_range")
+RISING = ("algo.dynamic_filtering_range", "reward.clip_range", "actor.clip_cov_range")
 """Two values, low < high."""
 
 

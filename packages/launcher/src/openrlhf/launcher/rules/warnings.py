@@ -85,6 +85,7 @@ def idle_flags(c: P, m: Machine) -> Warnings:
         ("algo.advantage.is_correction_enable", c.algo.advantage.is_correction_enable, _CORRECTION),
         ("algo.dynamic_filtering_enable", c.algo.dynamic_filtering_enable, "algo.dynamic_filtering_range"),
         ("algo.kl.target", c.algo.kl.target is not None, "algo.kl.horizon"),
+        ("actor.clip_cov_share", c.actor.clip_cov_share is not None, "actor.clip_cov_range"),
         ("train.enable_ema", c.train.enable_ema, "train.ema_beta"),
         ("reward.overlong_buffer_len", bool(c.reward.overlong_buffer_len), "reward.overlong_penalty_factor"),
         ("ckpt.load_enable", c.ckpt.load_enable, "ds.use_universal_ckpt"),
