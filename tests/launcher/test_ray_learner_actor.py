@@ -11,6 +11,7 @@ import torch
 from openrlhf.core.batch import Batch
 from openrlhf.launcher.ranks.batches import RankBatch
 from openrlhf.launcher.ray.learner_actor import Kept, PolicyActor
+from openrlhf.launcher.threads import RankThreads
 
 
 def prepared(tokens: int) -> RankBatch:
@@ -66,3 +67,21 @@ def test_a_batch_stays_in_its_rank() -> None:
     assert actor.update(second, [0]) == {"tokens": (2.0, 1.0)}
     with pytest.raises(AssertionError, match="batch 1 is gone: 2 were prepared since"):
         actor.update(first, [0])
+
+
+@pytest.mark.parametrize(("threads", "seen"), [(RankThreads(score=3, update=2), [3, 2, 3]), (None, [1, 1, 1])])
+def test_a_rank_has_the_threads_of_what_it_does(threads: RankThreads | None, seen: list[int]) -> None:
+    counts: list[int] = []
+    actor = rank([])
+    actor.threads = threads
+    actor.role.update = lambda batch, order: counts.append(torch.get_num_threads())
+    actor.role.prepare = actor.role.logprobs = lambda shares: counts.append(torch.get_num_threads())
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        actor.prepare([])
+        actor.update(None, [0])
+        actor.logprobs([])
+    finally:
+        torch.set_num_threads(before)
+    assert counts == seen

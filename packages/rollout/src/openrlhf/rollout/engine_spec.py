@@ -16,6 +16,7 @@ class EngineSpec:
     """Everything one engine is started with.
 
     engine: its class, as module:Class (an `InferenceEngine`).
+    cpu_threads: of each worker, where it runs on a CPU.
     executor: how vLLM runs its workers when tensor_parallel_size > 1: "mp" (one machine) or "ray".
     block_size: tokens per KV-cache block; None leaves it to vLLM. On CPU vLLM's own default is 128, so that shorter
     prompts never share a prefix: 32 there.
@@ -29,6 +30,7 @@ class EngineSpec:
     name: str = "engine-0"
     dtype: str = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
+    cpu_threads: int = 1
     max_model_len: int | None = None
     tensor_parallel_size: int = 1
     executor: Literal["mp", "ray"] = "mp"

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,10 +20,12 @@ from pathlib import Path
 import ray
 
 from openrlhf.launcher import signals
-from openrlhf.launcher.machine import Machine, installed_flash_attention, running_ray
+from openrlhf.launcher.machine import Machine, detect_machine, installed_flash_attention, running_ray
 from openrlhf.launcher.ray.leftovers import RUN_ID_VARIABLE, Guard, sweep
 from openrlhf.launcher.ray.node import ROOM, object_store_bytes, own_environment
 from openrlhf.launcher.ray.scratch import ROOT_VARIABLE
+from openrlhf.launcher.threads import VARIABLE as THREADS
+from openrlhf.launcher.threads import usable_cores
 
 log = logging.getLogger(__name__)
 
@@ -41,24 +43,32 @@ WORKER_ENVIRONMENT = {
 """Defaults of worker processes; what the user has set wins."""
 
 CPU_WORKER_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
+    THREADS: "1",
+    # OpenMP's threads else turn in a loop for a while after each operation, on a core that other processes want: beside
+    # any other load a step takes two to four times as long as with one thread.
+    "OMP_WAIT_POLICY": "passive",
     "DS_ACCELERATOR": "cpu",
     "TORCHDYNAMO_DISABLE": "1",
     "TORCH_LOGS": "-torch._library.triton",  # its warning that there is no Triton
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-"""Further defaults on machines without a GPU: one thread per process, no compiler, a small KV cache."""
+"""Further defaults on machines without a GPU: no compiler, a small KV cache, one thread per process. Engines and
+learner ranks get as many as `launcher/threads.py` says."""
 
 
 @dataclass
 class Cluster:
-    """A connected Ray. `gpus` is how many real GPUs it has, whatever number it was started with."""
+    """A connected Ray. `gpus` is how many real GPUs it has, whatever number it was started with.
+
+    cores: of each node, of the one with the fewest.
+    """
 
     started: bool
     run_id: str
     gpus: int = 0
     nodes: int = 1
+    cores: int = 1
     temp_dir: Path | None = None
     guard: Guard | None = None
     saved_environment: dict[str, str | None] = field(default_factory=dict)
@@ -115,12 +125,21 @@ def connect() -> Cluster:
         raise
     signals.install()
     try:
-        cluster.nodes = sum(1 for node in ray.nodes() if node["Alive"])
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        cluster.nodes = len(alive)
+        cluster.cores = _fewest_cores([node["Resources"] for node in alive])
         cluster.gpus = sum(_real_gpus_by_node().values())
     except BaseException:
         cluster.close()
         raise
     return cluster
+
+
+def _fewest_cores(resources: Sequence[Mapping[str, float]]) -> int:
+    """Cores of the node with the fewest. Where this one is alone it is asked itself: Ray may be told any number."""
+    if len(resources) == 1:
+        return usable_cores()
+    return max(1, min(int(node.get("CPU", 0)) for node in resources))
 
 
 def running_machine() -> Machine | None:
@@ -183,7 +202,7 @@ def _start_once(run_id: str) -> Cluster:
             ray.init(
                 address="local",
                 include_dashboard=False,
-                num_cpus=max(os.cpu_count() or 1, 8),
+                num_cpus=max(usable_cores(), detect_machine().gpus),  # it starts a worker per CPU at once
                 object_store_memory=object_store_bytes(),
                 logging_level=logging.WARNING,
                 log_to_driver=True,

@@ -18,6 +18,7 @@ from openrlhf.launcher.ray.calls import DEATHS, WorkerDiedError, first_line
 from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_client import FleetClient
 from openrlhf.launcher.ray.remote import Remote, serves
+from openrlhf.launcher.threads import RankThreads
 from openrlhf.learner.spec import LearnerSpec, Role
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ class LearnerActor:
     kind: ClassVar[type[Rank]]
 
     def __init__(self) -> None:
+        self.threads: RankThreads | None = None
         self.kept: dict[int, RankBatch] = {}
         self.number = 0
 
@@ -139,8 +141,10 @@ class LearnerActor:
         ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), free_port(), ids
 
-    def setup(self, address: RankAddress, spec: LearnerSpec, config: RankConfig) -> None:
-        """Join the process group and load the model."""
+    def setup(
+        self, address: RankAddress, spec: LearnerSpec, config: RankConfig, threads: RankThreads | None = None
+    ) -> None:
+        """Join the process group and load the model. threads: on CPU; None leaves them to OMP_NUM_THREADS."""
         from openrlhf.launcher.ray.devices import local_device_index
 
         ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
@@ -153,6 +157,7 @@ class LearnerActor:
         from openrlhf.learner.learner import Learner
 
         self.rank = address.rank
+        self.threads = threads
         self.sender: Sender | None = None
         self.plan: BucketPlan | None = None
         self.bucket_bytes = 0
@@ -196,6 +201,13 @@ class LearnerActor:
         finally:
             self.role.learner.give_back()
 
+    def use_threads(self, *, trains: bool) -> None:
+        """As many threads as training, or making experience, may have."""
+        if self.threads is not None:
+            import torch
+
+            torch.set_num_threads(self.threads.update if trains else self.threads.score)
+
     def keep(self, answer: Any) -> Any:
         """A batch stays here, in the place of the one before; what goes out stands for it."""
         if not isinstance(answer, RankBatch):
@@ -214,6 +226,7 @@ class LearnerActor:
 
 def _on_role(actor: Any, method: str, /, *args: Any, **kwargs: Any) -> Any:
     """Run a method of the actor's role. Afterwards the device's other users can have the memory it took."""
+    actor.use_threads(trains=method == "update")
     try:
         return actor.keep(getattr(actor.role, method)(*map(actor.opened, args), **kwargs))
     finally:

@@ -49,6 +49,7 @@ from openrlhf.launcher.resolve import ENGINE_DTYPES
 from openrlhf.launcher.rewards.http import RetryPolicy
 from openrlhf.launcher.rules.violation import value_at
 from openrlhf.launcher.saved import config_toml
+from openrlhf.launcher.threads import RankThreads, ThreadPlan, plan_threads
 from openrlhf.launcher.trainer.loop import TrainerParts
 from openrlhf.launcher.trainer.protocols import MetricSink
 from openrlhf.launcher.vision import VisionModel
@@ -74,13 +75,16 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
     began = time.perf_counter()
     environment = cluster.worker_environment() | extra_noset(os.environ)
     reservation = Reservation(plan_placement(config, gpus=cluster.gpus, nodes=cluster.nodes))
-    fleet = start_fleet(config, prepared, reservation, environment, gpus=cluster.gpus)
+    threads = None if cluster.gpus else plan_threads(config, cores=cluster.cores, nodes=cluster.nodes)
+    if threads is not None:
+        log.info("threads per process, of %d cores: %s", cluster.cores, threads)
+    fleet = start_fleet(config, prepared, reservation, environment, gpus=cluster.gpus, threads=threads)
     if engines_share(config) and cluster.gpus:
         # vLLM measures what is free on the device, and fails where that changes meanwhile
         await fleet.wait_started()
         if config.vllm.enable_sleep:
             await fleet.sleep()
-    groups = start_learners(config, prepared, reservation, environment)
+    groups = start_learners(config, prepared, reservation, environment, threads)
     rollout = start_rollout(config, prepared, fleet, environment)
     await asyncio.gather(rollout.start(), _wait_learners(groups))
     log.info(
@@ -159,9 +163,10 @@ def start_fleet(
     environment: Mapping[str, str],
     *,
     gpus: int,
+    threads: ThreadPlan | None = None,
 ) -> EngineFleet:
     """One engine actor per --vllm.num_engines."""
-    specs = engine_specs(config, gpus=gpus, vision=prepared.vision)
+    specs = engine_specs(config, gpus=gpus, vision=prepared.vision, threads=threads)
     actor = engine_actor()
 
     def spawn(number: int) -> Remote[EngineActor]:
@@ -177,7 +182,9 @@ def _user_values(names: Mapping[str, str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def engine_specs(config: TrainPPOConfig, *, gpus: int, vision: VisionModel | None = None) -> list[EngineSpec]:
+def engine_specs(
+    config: TrainPPOConfig, *, gpus: int, vision: VisionModel | None = None, threads: ThreadPlan | None = None
+) -> list[EngineSpec]:
     """What every engine is started with."""
     vllm = config.vllm
     assert config.actor.model_name_or_path is not None
@@ -189,6 +196,7 @@ def engine_specs(config: TrainPPOConfig, *, gpus: int, vision: VisionModel | Non
             name=f"engine {i}",
             dtype=vllm.dtype,
             device="cuda" if gpus else "cpu",
+            cpu_threads=1 if threads is None else threads.engine,
             max_model_len=config.data.max_len,
             tensor_parallel_size=vllm.tensor_parallel_size,
             executor="ray" if gpus and engines_share(config) else "mp",
@@ -214,7 +222,11 @@ def _model_path(path: str) -> str:
 
 
 def start_learners(
-    config: TrainPPOConfig, prepared: Prepared, reservation: Reservation, environment: Mapping[str, str]
+    config: TrainPPOConfig,
+    prepared: Prepared,
+    reservation: Reservation,
+    environment: Mapping[str, str],
+    threads: ThreadPlan | None = None,
 ) -> Groups:
     """All learner ranks of all roles; their set-up runs on."""
     horizon = optimizer_step_horizon(config.rollout, config.train, len(prepared.prompts))
@@ -246,11 +258,15 @@ def start_learners(
             tensor_parallel=config.ds.tensor_parallel_size,
             truncated=truncation(config.rollout).active,
         )
-        groups[role] = (group, _set_up(group, learner_spec(config, Role(role), horizon, vision), ranks_config))
+        spec = learner_spec(config, Role(role), horizon, vision)
+        own = None if threads is None else threads.ranks[Role(role)]
+        groups[role] = (group, _set_up(group, spec, ranks_config, own))
     return groups
 
 
-def _set_up(group: RankGroup[Any], spec: LearnerSpec, config: RankConfig) -> list[ray.ObjectRef]:
+def _set_up(
+    group: RankGroup[Any], spec: LearnerSpec, config: RankConfig, threads: RankThreads | None
+) -> list[ray.ObjectRef]:
     nodes = get(group.ask_process(LearnerActor.node), what=f"{group.role} processes", timeout=SETUP_TIMEOUT)
     on_node: dict[str, int] = {}
     local_ranks = []
@@ -269,7 +285,7 @@ def _set_up(group: RankGroup[Any], spec: LearnerSpec, config: RankConfig) -> lis
         )
         for rank in range(len(nodes))
     ]
-    return group.scatter(LearnerActor.setup, addresses, spec, config)
+    return group.scatter(LearnerActor.setup, addresses, spec, config, threads)
 
 
 def truncation(rollout: RolloutConfig) -> Truncation:

@@ -86,15 +86,17 @@ def vllm_args(spec: EngineSpec) -> dict[str, Any]:
 def environment(spec: EngineSpec) -> dict[str, str]:
     """Defaults of environment variables that must be set before vLLM is imported; the user's values win.
 
-    CPU: one OpenMP thread (more of them spin against each other on small models), no core binding (engines would
-    all bind to the same cores), a small fixed KV cache (else a large part of the machine's memory).
+    CPU: as many OpenMP threads as the specification says (vLLM lets nobody change their number later), no core binding
+    (engines would all bind to the same cores, and those are the learner's too while the engine waits), a small fixed
+    KV cache (else a large part of the machine's memory).
     VLLM_ENABLE_V1_MULTIPROCESSING=0 saves a worker process when there is one worker. Eager engines on CPU switch
     torch.compile off altogether: vLLM compiles its sampler helpers even then, 20 s at the first request.
     vLLM's warnings are about settings chosen here on purpose; its errors are raised as exceptions too.
     """
     env = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     if spec.device == "cpu":
-        env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+        env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        env["OMP_NUM_THREADS"] = str(spec.cpu_threads)
         if spec.enforce_eager:
             env["TORCHDYNAMO_DISABLE"] = "1"
     elif spec.full_determinism:
