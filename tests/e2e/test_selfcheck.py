@@ -44,6 +44,7 @@ def test_every_row_of_a_cpu_is_ok(tmp_path: Path) -> None:
     assert pushed["tied"] < 1e-4
     assert 1e-4 < pushed["untied_bf16"] < pushed["bf16_tolerance"]
     assert 0 < pushed["push_bytes_per_s"] < pushed["copy_bytes_per_s"]
+    assert rows["push-shared"]["numbers"]["difference"] < pushed["bf16_tolerance"]
     assert rows["engine-lost"]["numbers"]["noticed_s"] < 15
     assert rows["engine-lost"]["numbers"]["difference"] < pushed["bf16_tolerance"]
     assert 0.1 < rows["generation"]["numbers"]["share"] < 2
@@ -60,6 +61,7 @@ FAULTS_OF_LEARNERS = {
 }
 FAULTS_OF_ENGINES = {
     "push-gloo": ("the engine does not compute what the trainer computes", "do not train here with this"),
+    "push-shared": ("the engine does not compute what the trainer computes", "do not train here with this"),
     "engine-lost": ("although its engine was killed", "one that loses an engine hangs here"),
     "generation": ("of the bare engine's", "look at what else uses the cores"),
 }

@@ -57,7 +57,7 @@ def test_every_row_is_whole() -> None:
 def test_what_a_cpu_can_run() -> None:
     cpu = [r.name for r in ROWS if not lacking(r, gpus=0, packages=())]
     learner = ["versions", "attention", "learner-step", "zero3", "determinism"]
-    assert cpu == [*learner, "push-gloo", "engine-lost", "generation"]
+    assert cpu == [*learner, "push-gloo", "push-shared", "engine-lost", "generation"]
     packages = {"liger-kernel", "bitsandbytes"}
     two = [r.name for r in ROWS if lacking(r, gpus=1, packages=packages)]
     assert two == ["push-nccl", "ranks", "tensor-parallel"]

@@ -56,6 +56,8 @@ def test_executor_only_with_tensor_parallelism() -> None:
 def test_environment_of_a_cpu_engine() -> None:
     env = environment(EngineSpec(model="m"))
     assert env["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert int(env["MALLOC_TRIM_THRESHOLD_"]) > int(env["MALLOC_MMAP_THRESHOLD_"]) > 500 << 20  # an embedding fits
+    assert "MALLOC_TRIM_THRESHOLD_" not in environment(EngineSpec(model="m", device="cuda"))
     assert env["TORCHDYNAMO_DISABLE"] == "1"
     assert "TORCHDYNAMO_DISABLE" not in environment(EngineSpec(model="m", enforce_eager=False))
     assert "OMP_NUM_THREADS" not in environment(EngineSpec(model="m", device="cuda"))

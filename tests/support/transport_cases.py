@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,7 +52,8 @@ class Run:
     """One rank's learner and actor; on rank 0 the engines as well."""
 
     def __init__(self, rank: int, world: int, folder: Path, backend: str, learner: Learner) -> None:
-        self.rank, self.world, self.folder, self.backend, self.learner = rank, world, folder, backend, learner
+        self.rank, self.world, self.folder, self.learner = rank, world, folder, learner
+        self.backend = backend = "gloo" if backend == "shared" else backend
         self.held = load_file(Path(learner.spec.model_path) / "model.safetensors")
         sizes = engine_sizes(backend, world)
         self.engines = Engines(backend, self.held, workers=sizes, timeout_s=PATIENCE_S) if rank == 0 else None
@@ -135,7 +136,9 @@ def run(rank: int, world: int, folder: Path, backend: str, *, stage: int, model:
     (folder / "handles").mkdir(exist_ok=True)
     learner = Learner(make_spec(folder, stage=stage, model=model))  # first: ZeRO-3 replaces torch.empty meanwhile
     limits = {**learner_actor.UPDATE_TIMEOUTS, "ipc": PATIENCE_S}
+    far = mock.patch("openrlhf.rollout.weights.group.listen", side_effect=OSError("a test of gloo"))
     with (
+        far if backend == "gloo" else nullcontext(),
         stand_in_for_cuda(folder / "handles", rank),
         mock.patch("openrlhf.launcher.ray.engine_client.get", answers),
         mock.patch.object(learner_actor, "UPDATE_TIMEOUTS", limits),
@@ -168,7 +171,7 @@ def break_engine(own: Run) -> str:
     """The last worker fails while it loads, with some of a layer's tensors there and others not."""
     if own.engines is not None:
         own.engines.models[-1].faults[HALF_OF_A_LAYER] = RuntimeError("load broke")
-    return "load broke|did not answer within|closed|closure|reset|Timed out"
+    return "load broke|did not answer within|closed|closure|reset|Timed out|is gone"
 
 
 def silence_engine(own: Run) -> str:
@@ -369,8 +372,11 @@ def announced(plan: BucketPlan) -> dict[str, Any]:
 
 
 MODELS = ("qwen3", "untied")
-BACKENDS = ("nccl", "ipc", "gloo")
-ALL_FAULTS = {"gloo": ("engine-fails", "trainer-fails"), "nccl": tuple(FAULTS), "ipc": tuple(FAULTS)}
+BACKENDS = ("nccl", "ipc", "gloo", "shared")
+ALL_FAULTS = {
+    **dict.fromkeys(("gloo", "shared"), ("engine-fails", "trainer-fails")),
+    **dict.fromkeys(("nccl", "ipc"), tuple(FAULTS)),
+}
 CASES: dict[str, Case] = {
     **{
         f"push-{backend}-{stage}-{model}": pushes(backend, stage, model, trained=False)

@@ -12,11 +12,13 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 FAILURES = [
     (backend, fault)
-    for backend in ("gloo", "nccl", "ipc")
+    for backend in ("gloo", "shared", "nccl", "ipc")
     for fault in ("engine-fails", "trainer-fails", "engine-silent")
-    if (backend, fault) != ("gloo", "engine-silent")  # in tests/rollout/test_weight_group.py
+    if fault != "engine-silent" or backend in ("nccl", "ipc")  # the others: tests/rollout/test_weight_group, _shared
 ]
-RANK_CASES = {2: ["failures-gloo", "failures-nccl", "failures-ipc", "silent_trainer", "lost_in_meeting"]}
+RANK_CASES = {
+    2: ["failures-gloo", "failures-shared", "failures-nccl", "failures-ipc", "silent_trainer", "lost_in_meeting"]
+}
 
 
 @pytest.mark.parametrize(("backend", "fault"), FAILURES)

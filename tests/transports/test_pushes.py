@@ -1,4 +1,4 @@
-"""nccl and CUDA IPC: what vLLM's own receivers load is what the trainer holds, bit for bit.
+"""nccl, CUDA IPC and shared memory: what vLLM's own receivers load is what the trainer holds, bit for bit.
 
 The tests of this folder run against the GPU build of vLLM in `nox -s gpu-set`, and as well against the CPU build.
 """
@@ -15,7 +15,13 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 # models is larger than a bucket.
 FEW = {
     1: ["push-nccl-1-untied", "push-ipc-0-qwen3"],
-    2: ["push-nccl-3-qwen3", "trained-nccl-0-untied", "push-ipc-3-untied", "trained-ipc-2-qwen3", "push-ipc-1-untied"],
+    2: [
+        "push-nccl-3-qwen3",
+        "trained-nccl-0-untied",
+        "push-ipc-3-untied",
+        "trained-ipc-2-qwen3",
+        "trained-shared-3-untied",
+    ],
 }
 RANK_CASES = {**FEW, 1: [*FEW[1], "mixed"]}
 

@@ -1,4 +1,4 @@
-"""All of 1, 2, 4 trainer ranks x ZeRO 0 to 3 x tied and untied x nccl, CUDA IPC and gloo, before and after steps."""
+"""All of 1, 2, 4 trainer ranks x ZeRO 0 to 3 x tied and untied x every transport, before and after steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.proof, pytest.mark.ranks, pytest.mark.timeout(3500)]
 
 ALL = [
     f"trained-{backend}-{stage}-{model}"
-    for backend in ("nccl", "ipc", "gloo")
+    for backend in ("nccl", "ipc", "gloo", "shared")
     for stage in range(4)
     for model in ("qwen3", "untied")
 ]

@@ -116,6 +116,7 @@ FAULTS = {
     "zero3": zero3_takes_other_steps,
     "determinism": deterministic_learners_differ,
     "push-gloo": wrong_tensor_in_the_push,
+    "push-shared": wrong_tensor_in_the_push,
     "engine-lost": engines_survive,
     "generation": requests_wait,
 }

@@ -18,7 +18,8 @@ class VllmConfig:
     """Tensor-parallel degree of each engine: that many devices per engine (on CPU: that many worker processes)."""
     sync_backend: Literal["auto", "nccl", "ipc", "gloo"] = "auto"
     """How weights travel from the trainer to the engines. auto: CUDA IPC where every engine shares its GPUs with the
-    trainer (--train.colocate_all without --train.async_enable), else nccl; gloo on machines without a GPU."""
+    trainer (--train.colocate_all without --train.async_enable), else nccl; gloo on machines without a GPU, where
+    engines on the trainer's host read the weights in shared memory."""
     sync_with_ray: bool = False
     """Push weights through ray.util.collective. Not supported: the engines' own weight transfer is always used."""
     enable_prefix_caching: bool = False

@@ -181,10 +181,13 @@ class LearnerActor:
 
     def plan_push(self, bucket_bytes: int, skip_frozen: bool) -> BucketPlan:
         """All ranks: what pushes move from now on, in which buckets. skip_frozen: only what is trained."""
+        from openrlhf.rollout.weights.sender import WeightSender
         from openrlhf.rollout.weights.wire import plan_buckets
 
         self.bucket_bytes = bucket_bytes
         self.skip_frozen = skip_frozen
+        if isinstance(self.sender, WeightSender):
+            bucket_bytes = self.sender.message_bytes(bucket_bytes)
         self.plan = plan_buckets(wire_specs(self.role.learner, skip_frozen=skip_frozen), bucket_bytes)
         return self.plan
 

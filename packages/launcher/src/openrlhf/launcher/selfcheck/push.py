@@ -56,6 +56,8 @@ SAMPLE = GenerateRequest(
     request_id="sample", token_ids=[5, 6, 7], sampling=SamplingParams(max_tokens=8, seed=7, ignore_eos=True)
 )
 COPIES = 3
+SHARED_VERSION, LOST_VERSION = 3, 4
+"""Of the pushes that follow on the two of `_push_twice`."""
 
 
 @dataclass(frozen=True)
@@ -105,12 +107,29 @@ class Pair:
 
 
 _left: dict[SyncBackend, Pair] = {}
-"""What a row left behind for `engine_lost`, which then needs no engine of its own to kill."""
+"""What a row left behind for `push_shared` and `engine_lost`, which then need no engine of their own."""
 
 
 def push_gloo(folder: Path) -> Outcome:
     """Gloo: any machine."""
     return _tied_and_untied(folder, "gloo", {})
+
+
+def push_shared(folder: Path) -> Outcome:
+    """Shared memory: any machine. The engine of the row before it gets, in a new group, the weights after a step."""
+    pair = _left.pop("gloo", None)
+    if pair is None:
+        pair = _make_pair(folder, "gloo", {}, shape=TINY, tied=True, number_format=dtype())
+    pair.sender.close()
+    pair = _left["gloo"] = _join(pair.trainer, pair.engine, pair.spec, shared=True)
+    take_steps(pair.trainer.learner, small_batch(), 1)
+    took = _seconds(lambda: pair.push(SHARED_VERSION))
+    answer = pair.engine.call(InferenceEngine.generate, SAMPLE)
+    if set(answer.versions) != {SHARED_VERSION}:
+        raise CheckError(f"samples carry the versions {sorted(set(answer.versions))}, not {SHARED_VERSION}")
+    numbers = {"difference": pair.difference(), "push_bytes_per_s": pair.plan.nbytes / took}
+    speed = f"{numbers['push_bytes_per_s'] / 1e9:.2g} GB/s with the engine's loading"
+    return Outcome(detail=f"mean |log-prob difference| {numbers['difference']:.1e}; {speed}", numbers=numbers)
 
 
 def push_ipc(folder: Path) -> Outcome:
@@ -218,7 +237,7 @@ def engine_lost(folder: Path) -> Outcome:
     pair.sender.close()
     fresh = _join(pair.trainer, start_engine(pair.spec, {}), pair.spec)
     _must_differ(fresh)
-    fresh.push(3)
+    fresh.push(LOST_VERSION)
     difference = fresh.difference()
     detail = f"noticed after {noticed:.1f} s; mean |log-prob difference| of the next engine {difference:.1e}"
     return Outcome(detail=detail, numbers={"noticed_s": noticed, "difference": difference})
@@ -233,7 +252,7 @@ def _noticed_after(pair: Pair) -> float:
         killed.append(time.monotonic())
 
     try:
-        pair.push(3, halfway=kill)
+        pair.push(LOST_VERSION, halfway=kill)
     except (CheckError, RuntimeError):
         noticed = time.monotonic() - killed[0]
     else:
@@ -320,12 +339,12 @@ def _engine_spec(model: str, backend: SyncBackend, number_format: Dtype, *, slee
     )
 
 
-def _join(trainer: PolicyRank, engine: EngineProcess, spec: EngineSpec) -> Pair:
-    """A new group; its buckets are smaller than the largest tensor."""
+def _join(trainer: PolicyRank, engine: EngineProcess, spec: EngineSpec, *, shared: bool = False) -> Pair:
+    """A new group; its buckets are smaller than the largest tensor. shared: in place of gloo."""
     specs = wire_specs(trainer.learner)
     largest = max(s.nbytes for s in specs)
     bucket_bytes = largest * 3 // 4
-    sender = _sender(engine, spec.sync_backend, largest)
+    sender = _sender(engine, spec.sync_backend, largest, shared=shared)
     address = sender.open(2, 1)
     if spec.sync_backend == "gloo":
         engine.ask(EngineControl.init_weight_transfer, address.for_engine(1))
@@ -335,9 +354,9 @@ def _join(trainer: PolicyRank, engine: EngineProcess, spec: EngineSpec) -> Pair:
     return Pair(trainer, engine, spec, sender, plan_buckets(specs, bucket_bytes), bucket_bytes)
 
 
-def _sender(engine: EngineProcess, backend: SyncBackend, buffer_bytes: int) -> Sender:
+def _sender(engine: EngineProcess, backend: SyncBackend, buffer_bytes: int, *, shared: bool) -> Sender:
     if backend == "gloo":
-        return WeightSender()
+        return WeightSender(shared=shared)
     from openrlhf.rollout.weights.cuda_sender import IpcSender, NcclSender
 
     if backend == "ipc":

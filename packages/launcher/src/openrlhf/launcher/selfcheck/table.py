@@ -140,7 +140,12 @@ ROWS: tuple[Row, ...] = (
         "push-gloo",
         "after a push over gloo the engine computes what the learner does (tied, untied in bf16, a tensor larger than "
         "a bucket); bytes per second",
-        bound_s=35.0,
+        bound_s=30.0,
+    ),
+    _push(
+        "push-shared",
+        "the same in shared memory, which engines on the trainer's host get without a GPU; needs no room in /dev/shm",
+        bound_s=10.0,
     ),
     _push("push-ipc", "the same over CUDA IPC, engine and learner on one GPU", "gpu", bound_s=30.0),
     Row(

@@ -1,4 +1,6 @@
-"""The engine worker's end of a weight push over gloo: a vLLM weight-transfer backend, loaded through the plugin.
+"""The engine worker's end of a weight push on CPU: a vLLM weight-transfer backend, loaded through the plugin.
+
+In shared memory where the trainer is on this host, else over gloo.
 
 On CPU vLLM re-packs every linear layer for oneDNN after loading and empties the original parameter, so weights can't
 be copied into a live model. vLLM's layer-wise reload is the way that works: it puts the layers back into their
@@ -23,7 +25,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from openrlhf.rollout.weights.group import GroupAddress, WeightGroup
@@ -42,6 +44,7 @@ class GlooInitInfo(WeightTransferInitInfo):
     generation: int
     rank_offset: int
     timeout_s: float
+    local: str
 
 
 @dataclass(kw_only=True)
@@ -70,6 +73,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
             world_size=init_info.world_size,
             generation=init_info.generation,
             timeout_s=init_info.timeout_s,
+            local=init_info.local,
         )
         self._group = WeightGroup.join(address, init_info.rank_offset + self.parallel_config.rank)
 
@@ -149,9 +153,15 @@ def _repack_tied_lm_head(model: torch.nn.Module) -> None:
     """Give a tied lm_head the new weights.
 
     Upstream fault (vLLM 0.32, CPU): a tied lm_head shares the embedding's parameter, but its own oneDNN copy
-    (`cpu_linear`) is not renewed by the layer-wise reload, so the old head would go on with the new body. Can go once
-    the reload re-packs tied heads itself; tests/rollout compares log-probs after a push to a tied model.
+    (`cpu_linear`) is not renewed by the layer-wise reload, so the old head would go on with the new body. The embedding
+    has packed the same weights, for nobody: the head takes that copy. Can go once the reload re-packs tied heads
+    itself; tests/rollout compares log-probs after a push to a tied model.
     """
-    for module in model.modules():
-        if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
-            dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+    layers = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
+    for head in layers:
+        if isinstance(head, ParallelLMHead) and hasattr(head, "cpu_linear"):
+            twin = next((m for m in layers if m.weight is head.weight and not isinstance(m, ParallelLMHead)), None)
+            if twin is not None and hasattr(twin, "cpu_linear"):
+                head.cpu_linear = twin.cpu_linear
+            else:
+                dispatch_cpu_unquantized_gemm(head, remove_weight=False)

@@ -1,4 +1,6 @@
-"""The trainer's end of a weight push over gloo. Plain torch: the trainer's process never imports vLLM for it.
+"""The trainer's end of a weight push on CPU, in shared memory and over gloo.
+
+Plain torch: the trainer's process never imports vLLM for it.
 
 One push: the launcher gives `plan` and `version` to every engine (`VllmEngine.receive_weights`) and at the same time
 calls `send` on the trainer's rank 0; the other trainer ranks only take part in gathering the stream.
@@ -17,10 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from openrlhf.rollout.weights.group import GROUP_TIMEOUT_S, GroupAddress, WeightGroup
-from openrlhf.rollout.weights.wire import BucketPlan, Packer
+from openrlhf.rollout.weights.shared import SHARED_BUCKET_BYTES
+from openrlhf.rollout.weights.wire import BucketPlan, Packer, new_memory
 
 IN_FLIGHT = 2
-"""Buckets in the air while the next one is packed: enough to hide packing, and a bound on memory."""
+"""Buckets in the air over gloo while the next one is packed: enough to hide packing, and a bound on memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +42,13 @@ class WeightSender:
     with the next generation and send everything.
     """
 
-    def __init__(self, *, master_address: str = "127.0.0.1", timeout_s: float = GROUP_TIMEOUT_S) -> None:
+    def __init__(
+        self, *, master_address: str = "127.0.0.1", timeout_s: float = GROUP_TIMEOUT_S, shared: bool = True
+    ) -> None:
+        """shared: workers on this host read in shared memory; else all take gloo."""
         self._master_address = master_address
         self._timeout_s = timeout_s
+        self._shared = shared
         self._group: WeightGroup | None = None
 
     def open(self, world_size: int, generation: int) -> GroupAddress:
@@ -52,6 +59,7 @@ class WeightSender:
             world_size=world_size,
             generation=generation,
             timeout_s=self._timeout_s,
+            shared=self._shared,
         )
         return self._group.address
 
@@ -60,8 +68,13 @@ class WeightSender:
         assert self._group is not None, "open a group first"
         self._group.connect()
 
+    def message_bytes(self, most: int) -> int:
+        """The best size of messages up to `most` bytes: small ones where engine workers load them as they come."""
+        near = self._group is not None and self._group.shared is not None
+        return min(most, SHARED_BUCKET_BYTES) if near else most
+
     def send(self, stream: Iterable[Sequence[tuple[str, Tensor]]], plan: BucketPlan, version: int) -> SendReport:
-        """Broadcast the plan's tensors as they arrive, one message per bucket.
+        """Send the plan's tensors as they arrive, one message per bucket.
 
         stream: the trainer's buckets of (name, full tensor), on any device; its cuts don't matter, its order does.
         Raises RuntimeError when an engine is gone (close and open a new generation), ValueError when the stream
@@ -79,23 +92,38 @@ class WeightSender:
     def _send(
         self, group: WeightGroup, stream: Iterable[Sequence[tuple[str, Tensor]]], plan: BucketPlan, version: int
     ) -> None:
-        flying: deque[tuple[dist.Work, Tensor]] = deque()
+        flying: deque[tuple[dist.Work | None, Tensor]] = deque()
+        shared = group.shared
+
+        def land() -> None:
+            work, flat = flying.popleft()
+            if work is not None:
+                work.wait()
+            if shared is not None:
+                shared.give(flat)
 
         def launch(flat: Tensor) -> None:
-            while len(flying) >= IN_FLIGHT:
-                flying.popleft()[0].wait()
-            flying.append((group.broadcast(flat), flat))
+            if shared is not None:
+                shared.announce(flat)
+            flying.append((group.broadcast(flat) if group.far else None, flat))
+            while flying and (flying[0][0] is None or len(flying) > IN_FLIGHT):
+                land()
 
         try:
-            launch(header(plan, version))
-            packer = Packer(plan)
+            if shared is not None:
+                shared.begin(version, plan.digest)
+            if group.far:
+                group.broadcast(header(plan, version)).wait()
+            packer = Packer(plan, new_memory if shared is None else shared.take)
             for chunk in stream:
                 for name, tensor in chunk:
                     for flat in packer.add(name, tensor):
                         launch(flat)
             packer.finish()
             while flying:
-                flying.popleft()[0].wait()
+                land()
+            if shared is not None:
+                shared.finish()
         finally:
             flying.clear()  # unfinished sends would keep the connections open after a failure
 

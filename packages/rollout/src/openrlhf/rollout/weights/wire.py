@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -48,6 +48,10 @@ class Bucket:
     @property
     def numel(self) -> int:
         return sum(t.numel for t in self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors)
 
 
 @dataclass(frozen=True)
@@ -139,15 +143,32 @@ def plan_buckets(specs: Iterable[TensorSpec], bucket_bytes: int) -> BucketPlan:
     return BucketPlan((*buckets, Bucket(tuple(held))))
 
 
+def check_header(got_version: int, got_digest: int, *, plan: BucketPlan, version: int) -> None:
+    """Raises RuntimeError when a push, as its first message says, has not this version or another plan."""
+    if (got_version, got_digest) != (version, plan.digest):
+        raise RuntimeError(
+            f"the trainer pushes version {got_version} (plan {got_digest}), this engine was told version {version} "
+            f"(plan {plan.digest})"
+        )
+
+
+def new_memory(bucket: Bucket) -> Tensor:
+    """A flat tensor for this bucket."""
+    return torch.empty(bucket.numel, dtype=torch_dtype(bucket.dtype))
+
+
 class Packer:
     """Fills the plan's buckets from a stream of tensors; each bucket comes out once it is full.
 
     The stream must bring exactly the plan's tensors, in any order that completes the buckets one after the other.
     Tensors are cast to the wire dtype and copied, so the caller may free or change them at once.
+
+    allocate: gives the flat tensor that a bucket is packed into.
     """
 
-    def __init__(self, plan: BucketPlan) -> None:
+    def __init__(self, plan: BucketPlan, allocate: Callable[[Bucket], Tensor] = new_memory) -> None:
         self._plan = plan
+        self._allocate = allocate
         self._place: dict[str, tuple[int, int, TensorSpec]] = {}
         for number, bucket in enumerate(plan.buckets):
             offset = 0
@@ -170,8 +191,7 @@ class Packer:
             raise ValueError(f"weight {name!r} has shape {tuple(tensor.shape)}, the push plan says {spec.shape}")
         flat = self._flat.get(number)
         if flat is None:
-            bucket = self._plan.buckets[number]
-            flat = self._flat[number] = torch.empty(bucket.numel, dtype=torch_dtype(bucket.dtype))
+            flat = self._flat[number] = self._allocate(self._plan.buckets[number])
         flat[offset : offset + spec.numel].copy_(tensor.detach().reshape(-1))
         self._missing[number] -= 1
         done = []
