@@ -107,7 +107,7 @@ def plan_threads(
     updating = _share(learning_cores, sum(count for role, count in here.items() if role in training))
 
     def of(role: Role) -> RankThreads:
-        if _is_small(value_at(config, model_flag(role))):
+        if _is_small(value_at(config, model_flag(config, role))):
             return RankThreads(score=1, update=1)
         score = sampling if role == Role.REWARD else scoring
         return RankThreads(score=score, update=updating if role in training else score)
