@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -189,6 +190,13 @@ def test_a_count_is_that_of_the_run(mode: Any) -> None:
         return
     with pytest.raises(PluginError, match=rf"the count \d+ where it should be 5; `loss_agg_mode` '{mode}' counts by"):
         check_policy_loss(tokens, PolicyLossConfig(loss_agg_mode=mode))
+
+
+def test_a_loss_that_leaves_out_the_correction_of_the_run_is_refused() -> None:
+    fix = AdvantageConfig(is_correction_enable=True)
+    with pytest.raises(PluginError, match=r"ignores rollout_logprobs .* `advantage\.is_correction_enable` asks for"):
+        check_policy_loss(reinforce, PolicyLossConfig(), fix)
+    check_policy_loss(reinforce, PolicyLossConfig(), replace(fix, is_correction_threshold=(1.0, 1.0)))  # weights of 1
 
 
 def discounted(**given: Any) -> tuple[Tensor, Tensor]:

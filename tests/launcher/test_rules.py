@@ -141,6 +141,21 @@ def test_evaluation_works_with_every_reward_source() -> None:
         ("--train.micro_batch_size 3", "--train.batch_size 120 or 144", "--train.micro_batch_size 4"),
         ("--eval.dataset E", "never evaluated", "--eval.dataset E --eval.steps 5"),
         ("--algo.advantage.is_correction_type icepop", "no effect", ""),
+        (
+            "--actor.drpo_delta 1",
+            "no effect without --actor.policy_loss_type drpo",
+            "--actor.drpo_delta 1 --actor.policy_loss_type drpo",
+        ),
+        (
+            "--actor.drpo_delta 1",
+            "no effect without --actor.policy_loss_type drpo",
+            "--actor.drpo_delta 1 --actor.loss_path mine.py",
+        ),
+        (
+            "--actor.clip_cov_range 0 1",
+            "no effect without --actor.clip_cov_share",
+            "--actor.clip_cov_range 0 1 --actor.clip_cov_share 1e-3",
+        ),
         ("--train.ema_beta 0.9", "no effect without --train.enable_ema", "--train.ema_beta 0.9 --train.enable_ema"),
         (f"{RLOO} --critic.adam.lr 1e-5", "no effect without --algo.advantage.estimator gae", "--critic.adam.lr 1e-5"),
         ("--ds.enable_sleep --ds.adam_offload", "in host memory already", "--ds.enable_sleep"),

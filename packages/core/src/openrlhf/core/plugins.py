@@ -18,7 +18,7 @@ from openrlhf.core.advantages import Advantages
 from openrlhf.core.config import AdvantageConfig, PolicyLossConfig
 from openrlhf.core.losses.aggregate import effective_agg_mode, loss_count
 from openrlhf.core.losses.output import LossOutput
-from openrlhf.core.losses.policy import PolicyLossFunction
+from openrlhf.core.losses.policy import PolicyLossFunction, policy_loss
 
 TOLERANCE = 1e-5
 """Relative: toy numbers are float64, but a function may compute in float32."""
@@ -41,8 +41,8 @@ def check_policy_loss(
 
     config, correction, agg_constant: those of the run, which it is called with. Checked in this order: its signature,
     that it runs, what it returns, that it changes no argument, its count, that it is finite, differentiable, says the
-    same twice, adds up over micro-batches, ignores what is not in the action mask, knows no order and no padding, and
-    that a micro-batch without trainable tokens is a zero.
+    same twice, adds up over micro-batches, ignores what is not in the action mask, knows no order and no padding, that
+    a micro-batch without trainable tokens is a zero, and that it weighs by the rollout engine where ours would.
 
     Raises:
         PluginError: what is wrong.
@@ -83,6 +83,11 @@ def check_policy_loss(
     )
     on_policy = toy | {"old_logprobs": toy["logprobs"].detach().clone()}
     _require(bool(measured(on_policy)[1].any()), "gives no gradient where the policy has not moved yet")
+    agreed = toy | {"rollout_logprobs": toy["old_logprobs"]}
+    corrected = _gradient(policy_loss(**toy, **options), toy["logprobs"])[1]
+    weighs = not torch.equal(corrected, _gradient(policy_loss(**agreed, **options), toy["logprobs"])[1])
+    ignored = weighs and torch.equal(gradient, measured(agreed)[1])
+    _require(not ignored, "ignores rollout_logprobs and correction, which `advantage.is_correction_enable` asks for")
 
 
 def check_advantages(function: Advantages) -> None:

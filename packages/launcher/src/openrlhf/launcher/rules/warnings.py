@@ -110,7 +110,8 @@ def _loss_settings(c: P) -> Iterator[tuple[str, bool, str]]:
     """Settings of losses: the losses that read one, whether this run's does, its flag."""
     for name in dict.fromkeys(word for row in POLICY_LOSSES.values() for word in row.settings.split()):
         readers = [loss for loss, row in POLICY_LOSSES.items() if name in row.settings.split()]
-        yield f"actor.policy_loss_type {' or '.join(readers)}", c.actor.policy_loss_type in readers, f"actor.{name}"
+        reads = c.actor.loss_path is not None or c.actor.policy_loss_type in readers
+        yield f"actor.policy_loss_type {' or '.join(readers)}", reads, f"actor.{name}"
 
 
 def sleep_of_offloaded(c: P, m: Machine) -> Warnings:
