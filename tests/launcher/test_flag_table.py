@@ -89,6 +89,8 @@ ADDITIONS = {
     "train_ppo_ray": {
         "actor.loss_agg_mode",
         "ref.model_name_or_path",
+        "ref.remote_url",
+        "ref.api_key",
         "algo.distill.coef",
         "algo.distill.divergence",
         "algo.distill.jsd_beta",

@@ -34,7 +34,7 @@ REFUSED = "refused"
 CONTROLLER = re.compile(
     r"train\.(num_episodes|max_steps|agent_func_path|async_queue_size|max_staleness|partial_.*)|critic\.(freezing_steps|save_value_network)|agent\.num_workers"
     r"|data\.(?!max_len|overlong|disable|max_images).*|(eval|ckpt|logger)\..*|vllm\.sync_(tolerance|bucket_mb)"
-    r"|algo\.kl\.(target|horizon)|reward\.(?!num_|offload|timeout|api_key).*"
+    r"|ref\.api_key|algo\.kl\.(target|horizon)|reward\.(?!num_|offload|timeout|api_key).*"
 )
 """Flags that the controller itself honours; all others must change what some worker is started with."""
 

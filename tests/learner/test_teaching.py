@@ -60,8 +60,8 @@ def reference(rank_folder: Path) -> dict[str, dict[str, Any]]:
         (OBJECTIVE.nll_coef * nll / tokens + 0.7 * distance / tokens).backward()
         gradients = {n: p.grad.clone() for n, p in student.named_parameters() if p.grad is not None}
         found[name] = {
-            "gpt_loss": float(nll) / tokens,
-            "distill_loss": float(distance) / tokens,
+            "gpt_loss": nll.item() / tokens,
+            "distill_loss": distance.item() / tokens,
             "gradients": gradients,
         }
     return found

@@ -91,6 +91,25 @@ CASES = [
         "is what is trained",
         "--algo.advantage.estimator on_policy_distill --ref.model_name_or_path T --algo.distill.coef 0.1",
     ),
+    ("--ref.api_key k", "ref.api_key", "none is given", "--ref.api_key k --ref.remote_url http://h:1/v1"),
+    (
+        "--ref.remote_url http://h:1 --algo.kl.init_coef 0",
+        "ref.remote_url",
+        "nothing asks",
+        "--ref.remote_url http://h:1",
+    ),
+    (
+        "--ref.remote_url http://h:1 --algo.distill.divergence jsd",
+        "algo.distill.top_k",
+        "the whole distribution",
+        "--ref.remote_url http://h:1 --algo.distill.divergence jsd --algo.distill.top_k 5",
+    ),
+    (
+        "--ref.remote_url http://h:1 --rollout.temperature 0.7",
+        "rollout.temperature",
+        "as it is",
+        "--ref.remote_url http://h:1",
+    ),
     (
         "--algo.distill.reward_coef 1",
         "algo.distill.reward_coef",

@@ -69,7 +69,13 @@ class RefConfig(PlacementConfig):
     """The frozen reference policy, or a teacher: it exists with `--algo.kl.init_coef` above 0 and for distillation."""
 
     model_name_or_path: str | None = None
-    """Reference model or teacher, of any size, with the actor's tokenizer. None: the actor before training."""
+    """Reference model or teacher, of any size, with the actor's tokenizer. None: the actor before training. With
+    --ref.remote_url: the name that it is served under, where several are."""
+    remote_url: str | None = None
+    """URL of an OpenAI-compatible server that holds the teacher and returns prompt_logprobs, as vLLM's does (several:
+    separated by commas). None: the model runs in the cluster."""
+    api_key: str | None = None
+    """Key that is sent to that server as a bearer token."""
     offload: bool = False
     """Keep the reference model in host memory between its forward passes."""
 

@@ -19,10 +19,15 @@ from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.data.chat import turn_stops
 from openrlhf.launcher.data.early import check_at_sight
 from openrlhf.launcher.data.prompts import PromptDataset, load_prompts, prompt_fields
+from openrlhf.launcher.placement import SECTIONS, roles
 from openrlhf.launcher.plugins import NO_PLUGINS, Plugins, check_plugins, read_plugins
+from openrlhf.launcher.ranks.remote_teacher import TeacherServers
+from openrlhf.launcher.rules.violation import value_at
 from openrlhf.launcher.same_tokens import check_same_tokens
+from openrlhf.launcher.teacher_check import check_teacher_servers
 from openrlhf.launcher.tokenizers import load_tokenizer, load_vision_tokenizer
 from openrlhf.launcher.vision import VisionModel, find_vision, image_token
+from openrlhf.learner.spec import Role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +45,7 @@ class Prepared:
     agent_file: CodeFile | None = None
     plugins: Plugins = NO_PLUGINS
     vision: VisionModel | None = None
+    teacher_servers: TeacherServers | None = None
     shared_vocab: int | None = None
     """Token ids that the actor and a reference model of its own both have embeddings for."""
     stop_token_ids: tuple[int, ...] = ()
@@ -55,15 +61,7 @@ class Prepared:
 def prepare(config: TrainPPOConfig) -> Prepared:
     """Check and load what the controller itself needs: tokenizer and data. Loads no model."""
     model = check_model(config.actor.model_name_or_path, "--actor.model_name_or_path")
-    others = {
-        flag: check_model(path, flag)
-        for flag, path in (
-            ("--reward.model_name_or_path", config.reward.model_name_or_path if config.has_reward_model else None),
-            ("--critic.model_name_or_path", config.critic.model_name_or_path if config.has_critic else None),
-            ("--ref.model_name_or_path", config.ref.model_name_or_path if config.has_reference else None),
-        )
-        if path
-    }
+    others = other_models(config)
     check_prompts_at_sight(config)
     reward_file, reward_urls = reward_source(config)
     agent_path = config.train.agent_func_path
@@ -100,6 +98,7 @@ def prepare(config: TrainPPOConfig) -> Prepared:
         tokenizer=tokenizer,
         vocab_size=sizes[0],
         shared_vocab=min(sizes),
+        teacher_servers=check_teacher_servers(config, tokenizer) if config.ref.remote_url is not None else None,
         hidden_size=text_dimension(model, "hidden_size"),
         prompts=prompts,
         eval_prompts=eval_prompts,
@@ -110,6 +109,12 @@ def prepare(config: TrainPPOConfig) -> Prepared:
         vision=vision,
         stop_token_ids=turn_stops(tokenizer) if config.data.apply_chat_template or agent_file is not None else (),
     )
+
+
+def other_models(config: TrainPPOConfig) -> dict[str, str]:
+    """Flag -> model of every role that has a model of its own beside the actor."""
+    flags = [f"{SECTIONS[role]}.model_name_or_path" for role in roles(config) if role != Role.POLICY]
+    return {f"--{flag}": check_model(path, f"--{flag}") for flag in flags if (path := value_at(config, flag))}
 
 
 def check_prompts_at_sight(config: TrainPPOConfig) -> None:

@@ -37,7 +37,7 @@ from openrlhf.learner.packing import (
     with_probe,
 )
 from openrlhf.learner.spec import LearnerSpec, Role
-from openrlhf.learner.teaching import Lesson, Told, output_layer, tell
+from openrlhf.learner.teaching import Lesson, Told, tell
 
 Metrics = dict[str, tuple[float, float]]
 
@@ -176,14 +176,16 @@ class Learner:
         parts = [batch.select(rows) if rows else placeholder() for rows in [*plan, *[[]] * (count - len(plan))]]
         inputs = ((part.action_mask.sum(-1).tolist(), self._inputs(part.to(self.device))) for part in parts)
         with self._engine.on_device(), evaluating(self.module):
-            told = tell(self._engine, inputs, lesson)
+            told = tell(self._engine.forward, inputs, lesson)
         found = dict(zip((row for rows in plan for row in rows), told, strict=False))  # what is told of no row is last
         return [found[row] for row in range(batch.size)]
 
     def output_layer(self) -> tuple[Tensor, Tensor | None]:
         """The output layer's whole weight [V, H] and bias, on the CPU, for whom states are told to. Collective."""
-        with self._engine.on_device():
-            return output_layer(self._engine)
+        with self._engine.on_device(), torch.no_grad():
+            (found,) = self._engine.whole([self.module.output_parameters], wanted=True)
+            weight, *bias = [tensor.to("cpu", copy=True) for tensor in found]
+        return weight, bias[0] if bias else None
 
     def _inputs(self, part: Batch) -> ModelInputs:
         """What this role reads: the state at every row's end (reward model), or before every trainable token."""

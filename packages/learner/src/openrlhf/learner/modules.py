@@ -19,7 +19,7 @@ from openrlhf.core.truncation import KeptTokens
 from openrlhf.learner.heads import Head, LogitsHead, ScalarHead, TokenDistribution, TokenHead, check_plain_head
 from openrlhf.learner.layers import num_experts
 from openrlhf.learner.packing import ModelInputs
-from openrlhf.learner.teaching import Lesson, TeachingHead
+from openrlhf.learner.teaching import NO_STATES, Lesson, TeachingHead
 
 LEAK = 1e-3
 """Share of the largest hidden state by which a packed neighbour may move one; without a leak nothing moves."""
@@ -80,6 +80,14 @@ class LearnerModule(nn.Module):
     def backbone(self) -> Any:
         """The model without the output layer of a language model."""
         return self.model if self.scalar else self.model.base_model
+
+    @property
+    def output_parameters(self) -> list[nn.Parameter]:
+        """Those of the output layer. ValueError where a model's logits are not this layer's alone."""
+        found = [] if self.teaching is None else self.teaching.borrowed
+        if not found:
+            raise ValueError(NO_STATES)
+        return found
 
     def forward(
         self,

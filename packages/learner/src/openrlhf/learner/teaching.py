@@ -6,9 +6,9 @@ the student is given once, the state says the whole distribution in H numbers in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,10 @@ from openrlhf.core.losses.distill import OutputLayer, Teacher, TeacherStates, To
 from openrlhf.learner.heads import LogitsHead, TokenDistribution, TokenHead
 from openrlhf.learner.packing import ModelInputs
 
-if TYPE_CHECKING:
-    from openrlhf.learner.engine import TrainingEngine
-
+NO_STATES = (
+    "this teacher's logits are not those of its output layer alone, so its states do not say its distribution: compare "
+    "the most probable tokens, `distill.top_k` 64"
+)
 Told = dict[str, Tensor]
 """What is told of n tokens: `states` [n, H], or `ids`, `logprobs` [n, k] and `rest` [n] (`core.losses.distill`)."""
 
@@ -102,34 +103,22 @@ class TeachingHead(nn.Module):
             top = top_tokens(states, layer, lesson.top_k)
             return top.ids.int(), top.logprobs, top.rest
         if layer.weight is None:
-            raise ValueError(
-                "this teacher's logits are not those of its output layer alone, so its states do not say its "
-                "distribution: compare the most probable tokens, `distill.top_k` 64"
-            )
+            raise ValueError(NO_STATES)
         return (states,)
 
 
 @torch.no_grad()
 def tell(
-    engine: TrainingEngine, micro_batches: Iterable[tuple[Sequence[int], ModelInputs]], lesson: Lesson
+    forward: Callable[..., Any], micro_batches: Iterable[tuple[Sequence[int], ModelInputs]], lesson: Lesson
 ) -> list[Told]:
-    """What a model tells of every row of micro-batches: (trainable tokens of each row, inputs). Collective."""
+    """What a model tells of every row of micro-batches: (trainable tokens of each row, inputs)."""
     found: list[Told] = []
     for sizes, inputs in micro_batches:
-        told = engine.forward(inputs, lesson=lesson).told
+        told: tuple[Tensor, ...] = forward(inputs, lesson=lesson).told
         names = ("states",) if len(told) == 1 else ("ids", "logprobs", "rest")
         rows = [tensor[: sum(sizes)].cpu().split(list(sizes)) for tensor in told]
         found += [{name: own.clone() for name, own in zip(names, row, strict=True)} for row in zip(*rows, strict=True)]
     return found
-
-
-@torch.no_grad()
-def output_layer(engine: TrainingEngine) -> tuple[Tensor, Tensor | None]:
-    """The whole weight [V, H] and bias [V] of a model's output layer, on the CPU. Collective."""
-    assert engine.module.teaching is not None, "a language model teaches"
-    (found,) = engine.whole([engine.module.teaching.borrowed], wanted=True)
-    weight, *bias = [tensor.to("cpu", copy=True) for tensor in found]
-    return weight, bias[0] if bias else None
 
 
 def with_layer(

@@ -13,6 +13,7 @@ from ray.exceptions import GetTimeoutError
 
 from openrlhf.launcher.ranks.batches import RankBatch
 from openrlhf.launcher.ranks.config import RankConfig
+from openrlhf.launcher.ranks.remote_teacher import RemoteReference, TeacherServers
 from openrlhf.launcher.ranks.roles import CriticRank, PolicyRank, Rank, ReferenceRank, RewardRank
 from openrlhf.launcher.ray.calls import DEATHS, WorkerDiedError, first_line
 from openrlhf.launcher.ray.engine_actor import EngineActor
@@ -262,6 +263,21 @@ class RewardActor(LearnerActor):
     """A rank of the in-cluster reward model."""
 
     kind = RewardRank
+
+
+def _on_servers(actor: Any, method: str, /, *args: Any, **kwargs: Any) -> Any:
+    return getattr(actor.remote, method)(*args, **kwargs)
+
+
+@serves(ReferenceRank, _on_servers)
+class RemoteReferenceActor(LearnerActor):
+    """Asks servers in the place of the ranks of a reference model; it has none."""
+
+    kind = ReferenceRank
+
+    def connect(self, servers: TeacherServers, config: RankConfig) -> None:
+        """Be ready to ask."""
+        self.remote = RemoteReference(servers, config, resolve=_fetch)
 
 
 ACTORS: dict[Role, type[LearnerActor]] = {

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openrlhf.core.config import AlgoConfig
 from openrlhf.launcher.outputs import critic_folder
 from openrlhf.launcher.ranks.batches import combine_sums
 from openrlhf.launcher.ranks.roles import CriticRank, PolicyRank, ReferenceRank, RewardRank, TrainedRank
@@ -48,18 +47,14 @@ class RayLearner:
         tokenizer_path: str,
         critic_export: bool = False,
         take_turns: bool = False,
-        algo: AlgoConfig | None = None,
     ) -> None:
-        """algo: what the policy learns, which decides what the reference is asked; None: log-probs.
-
-        take_turns: critic and policy share devices, and only one of them has its training states there at a time."""
+        """take_turns: critic and policy share devices, and only one of them has its training states there at a time."""
         self.policy, self.reference, self.critic, self.reward = policy, reference, critic, reward
         self._push = push
         self._critic_export = critic_export
         self._take_turns = take_turns
         self._tokenizer_path = tokenizer_path
-        self._algo = algo or AlgoConfig()
-        self._layer_there = self._algo.distill.divergence is None or self._algo.distill.top_k > 0
+        self._layer_there = False
 
     @property
     def groups(self) -> list[RankGroup[Any]]:
@@ -99,15 +94,16 @@ class RayLearner:
             if policy.truncated:
                 own = policy.scatter(PolicyRank.sampled, own)
                 kept = policy.scatter(PolicyRank.kept, own)
-            if self._algo.ref_logprobs:
+            algo = reference.algo
+            if algo.ref_logprobs:
                 count = len(reference.ranks)
                 scores["ref_logprobs"] = [
                     rank.ask(ReferenceRank.logprobs, share, None if kept is None else parts_for(number, count, kept))
                     for number, (rank, share) in enumerate(zip(reference.ranks, shares, strict=True))
                 ]
-            if self._algo.distill.divergence is not None:
+            if algo.distill.divergence is not None:
                 told = reference.scatter(ReferenceRank.tell, shares)
-            if not self._layer_there:
+            if told and not algo.distill.top_k and not self._layer_there:
                 layer = reference.ask(ReferenceRank.output_layer)[:1]
         if critic is not None:
             valued = critic.scatter(CriticRank.values, critic.shares(mini_batches))

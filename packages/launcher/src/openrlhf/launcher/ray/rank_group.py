@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
 
+from openrlhf.core.config import AlgoConfig
 from openrlhf.launcher.ray.calls import gather
 from openrlhf.launcher.ray.learner_actor import WORK_TIMEOUT, LearnerActor
 from openrlhf.launcher.ray.remote import Remote
@@ -27,6 +28,7 @@ class RankGroup(Generic[T]):
 
     hidden_size: that of the policy, for all roles: they must split the samples alike.
     tensor_parallel: how many neighbouring ranks hold one model and get the same samples.
+    algo: what the policy learns, which decides what a reference is asked.
     truncated: whether samples are of what top-p, top-k or min-p keep: then the reference has to know what that is.
     """
 
@@ -35,6 +37,7 @@ class RankGroup(Generic[T]):
     hidden_size: int
     tensor_parallel: int = 1
     truncated: bool = False
+    algo: AlgoConfig = field(default_factory=AlgoConfig)
 
     def shares(self, mini_batches: Sequence[Sequence[SampleRef]]) -> list[list[list[SampleRef]]]:
         """Per rank: its share of every mini-batch."""

@@ -38,7 +38,7 @@ from openrlhf.launcher.ray.devices import extra_noset
 from openrlhf.launcher.ray.engine_actor import EngineActor, engine_actor
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.ray.engine_watch import INTERVAL, EngineWatch
-from openrlhf.launcher.ray.learner_actor import ACTORS, LearnerActor, RankAddress
+from openrlhf.launcher.ray.learner_actor import ACTORS, LearnerActor, RankAddress, RemoteReferenceActor
 from openrlhf.launcher.ray.learner_group import RayLearner
 from openrlhf.launcher.ray.placement import Reservation
 from openrlhf.launcher.ray.rank_group import RankGroup
@@ -148,7 +148,6 @@ def ray_learner(config: TrainPPOConfig, groups: Mapping[str, RankGroup[Any]], pu
         tokenizer_path=_model_path(config.actor.model_name_or_path or ""),
         critic_export=config.critic.save_value_network,
         take_turns=config.train.colocate_all and config.ds.enable_sleep,
-        algo=config.algo,
     )
 
 
@@ -240,6 +239,12 @@ def start_learners(
         shared_vocab=prepared.shared_vocab,
         plugins=prepared.plugins,
     )
+    if prepared.teacher_servers is not None:
+        remote = ray.remote(RemoteReferenceActor).options(num_cpus=0, runtime_env={"env_vars": dict(environment)})
+        asking = Remote[Any]("teacher's client", remote.remote())
+        group = RankGroup[Any](role=Role.REFERENCE, ranks=[asking], hidden_size=prepared.hidden_size, algo=config.algo)
+        connected = asking.ask(RemoteReferenceActor.connect, prepared.teacher_servers, ranks_config)
+        groups[Role.REFERENCE] = (group, [connected])
     for role in reservation.plan.seats:
         if role == ENGINE:
             continue
@@ -257,6 +262,7 @@ def start_learners(
             hidden_size=prepared.hidden_size,
             tensor_parallel=config.ds.tensor_parallel_size,
             truncated=truncation(config.rollout).active,
+            algo=config.algo,
         )
         spec = learner_spec(config, Role(role), horizon, vision)
         own = None if threads is None else threads.ranks[Role(role)]

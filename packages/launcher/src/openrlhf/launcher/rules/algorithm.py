@@ -144,9 +144,10 @@ def kl_loss_needs_reference(c: P, m: Machine) -> Found:
 def teacher(c: P, m: Machine) -> Found:
     """A teacher, and what is learned from it."""
     row, distill, name = c.algo.advantage.row, c.algo.distill, "algo.advantage.estimator"
-    if row.teacher and not c.ref.model_name_or_path:
+    if row.teacher and not (c.ref.model_name_or_path or c.ref.remote_url):
         problem = "it learns from a teacher, and there is none"
-        yield broken(c, f"{name} ref.model_name_or_path", problem, "--ref.model_name_or_path TEACHER")
+        names = f"{name} ref.model_name_or_path ref.remote_url"
+        yield broken(c, names, problem, "--ref.model_name_or_path TEACHER, or --ref.remote_url of a server that has it")
     if row.teacher and c.algo.kl.init_coef > 0:
         problem = "the reference is the teacher, and the divergence from it is what is trained"
         yield broken(c, f"{name} algo.kl.init_coef", problem, "--algo.kl.init_coef 0; --algo.distill.coef weighs it")
@@ -154,6 +155,29 @@ def teacher(c: P, m: Machine) -> Found:
         names = " and ".join(other for other, its in ESTIMATORS.items() if its.teacher)
         problem = f"only {names} has a weight of the reward beside the teacher"
         yield broken(c, f"algo.distill.reward_coef {name}", problem, "--algo.distill.coef weighs the teacher")
+
+
+def teacher_server(c: P, m: Machine) -> Found:
+    """What a teacher behind a server cannot say."""
+    name, r = "ref.remote_url", c.rollout
+    if c.ref.remote_url is None:
+        if c.ref.api_key is not None:
+            fix = "--ref.remote_url http://host:8000/v1, or leave the key out"
+            yield broken(c, f"ref.api_key {name}", "the key is sent to a teacher's server, and none is given", fix)
+        return
+    if not c.has_reference:
+        fix = "--algo.advantage.estimator on_policy_distill, or leave it out"
+        yield broken(c, f"{name} algo.advantage.estimator", "nothing asks a teacher or a reference model", fix)
+    if c.algo.distill.divergence is not None and not c.algo.distill.top_k:
+        problem = "a server does not tell the whole distribution"
+        yield broken(c, f"algo.distill.divergence {name} algo.distill.top_k", problem, "--algo.distill.top_k 20")
+    if r.temperature != 1 or r.top_p < 1 or r.top_k > 0 or r.min_p > 0:
+        problem = "a server gives log-probs of its model as it is: at temperature 1, over the whole vocabulary"
+        names = f"{name} rollout.temperature rollout.top_p rollout.top_k rollout.min_p"
+        yield broken(c, names, problem, "sample so too, or --ref.model_name_or_path for a teacher in the cluster")
+    if c.data.max_images_per_prompt > 0:
+        problem = "a server is asked for token ids, which hold no images"
+        yield broken(c, f"{name} data.max_images_per_prompt", problem, "--ref.model_name_or_path for a teacher here")
 
 
 def schedules(c: P, m: Machine) -> Found:
@@ -203,6 +227,7 @@ RULES: tuple[Rule, ...] = (
     overlong,
     kl_loss_needs_reference,
     teacher,
+    teacher_server,
     schedules,
     trained_models,
     deepspeed,

@@ -1,0 +1,95 @@
+"""Whether a teacher behind servers can be asked: it is there, serves one model, means the same by every token id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.proxies import ProxiedTransport
+from openrlhf.launcher.ranks.remote_teacher import TeacherServers, server_root
+from openrlhf.launcher.redaction import redact
+from openrlhf.launcher.same_tokens import PROBES
+
+FLAG = "--ref.remote_url"
+IDS_AT_ONCE = 2048
+TIMEOUT = 60.0
+WAY_OUT = "Serve a model with the actor's tokenizer"
+
+
+def check_teacher_servers(config: TrainPPOConfig, tokenizer: Any) -> TeacherServers:
+    """The servers of `--ref.remote_url`, tried out.
+
+    Raises ValueError with what is wrong and the fix: a server that is away or refuses the key, several models and no
+    name, token ids that mean something else.
+    """
+    urls = tuple(part.strip() for part in (config.ref.remote_url or "").split(",") if part.strip())
+    key = config.ref.api_key
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    name = config.ref.model_name_or_path or ""
+    with httpx.Client(transport=ProxiedTransport(), timeout=TIMEOUT, headers=headers) as client:
+        for url in urls:
+            name = _served(client, url, name)
+            _check_tokens(client, url, name, tokenizer)
+    return TeacherServers(urls=urls, model=name, api_key=key)
+
+
+def _answer(client: httpx.Client, url: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    address = f"{server_root(url)}{path}"
+    try:
+        response = client.get(address) if body is None else client.post(address, json=body)
+    except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise ValueError(
+            f"{FLAG} {redact(url)!r}: no answer ({type(error).__name__}: {redact(str(error))}). Start the server, "
+            "as in vllm serve TEACHER, and give its URL, such as http://host:8000/v1"
+        ) from None
+    if response.status_code in (401, 403):
+        raise ValueError(
+            f"{FLAG} {redact(url)!r} refuses the key (HTTP {response.status_code}). Fix: --ref.api_key KEY"
+        )
+    if not response.is_success:
+        raise ValueError(
+            f"{FLAG} {redact(url)!r}: {path} gave HTTP {response.status_code}: {response.text[:200]!r}. It must be an "
+            "OpenAI-compatible server with /tokenize and /detokenize, as vLLM's is (vllm serve TEACHER)"
+        )
+    return response.json()
+
+
+def _served(client: httpx.Client, url: str, name: str) -> str:
+    served = [model["id"] for model in _answer(client, url, "/v1/models")["data"]]
+    if name and name not in served:
+        raise ValueError(f"--ref.model_name_or_path {name!r} is not served by {redact(url)!r}, which has {served!r}")
+    if not name and len(served) != 1:
+        raise ValueError(f"{FLAG} {redact(url)!r} serves {served!r}. Fix: name one by --ref.model_name_or_path")
+    return name or served[0]
+
+
+def _check_tokens(client: httpx.Client, url: str, name: str, tokenizer: Any) -> None:
+    """Every token's text, and the ids of texts that are cut in many ways."""
+    size = 1 + max(tokenizer.get_vocab().values())
+    for start in range(0, size, IDS_AT_ONCE):
+        ids = list(range(start, min(start + IDS_AT_ONCE, size)))
+        if found := _different(client, url, name, tokenizer, ids):
+            raise ValueError(f"{FLAG} {redact(url)!r} ({name}): {found}. {WAY_OUT}")
+    for text in PROBES:
+        body = {"model": name, "prompt": text, "add_special_tokens": False}
+        theirs, ours = (
+            _answer(client, url, "/tokenize", body)["tokens"],
+            tokenizer.encode(text, add_special_tokens=False),
+        )
+        if theirs != ours:
+            said = f"the text {text!r} is {ours[:8]} for the actor and there {theirs[:8]}"
+            raise ValueError(f"{FLAG} {redact(url)!r} ({name}): {said}. {WAY_OUT}")
+
+
+def _different(client: httpx.Client, url: str, name: str, tokenizer: Any, ids: list[int]) -> str:
+    """The first of the ids whose text is another, in words; nothing where they agree."""
+    theirs, ours = _answer(client, url, "/detokenize", {"model": name, "tokens": ids})["prompt"], tokenizer.decode(ids)
+    if theirs == ours:
+        return ""
+    if len(ids) == 1:
+        return f"token {ids[0]} is {ours!r} for the actor and there {theirs!r}"
+    middle = len(ids) // 2
+    first = _different(client, url, name, tokenizer, ids[:middle])
+    return first or _different(client, url, name, tokenizer, ids[middle:]) or f"tokens {ids[0]} to {ids[-1]} differ"
