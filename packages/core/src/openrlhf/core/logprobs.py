@@ -240,7 +240,10 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_weight = torch.empty_like(weight) if want_weight else None
         grad_bias = lse.new_zeros(len(weight)) if want_bias else None
         for columns in _slices(len(weight), ctx.tile[1]):
-            tile_weight = torch.zeros_like(weight[columns], dtype=lse.dtype) if want_weight else None
+            tile_weight = None
+            if grad_weight is not None:  # summed up in its place where that is wide enough
+                part = grad_weight[columns]
+                tile_weight = part.zero_() if part.dtype == lse.dtype else torch.zeros_like(part, dtype=lse.dtype)
             for rows in _slices(len(targets), ctx.tile[0]):
                 z = ctx.logits.pop((rows.start, columns.start), None)
                 if z is None:
@@ -255,7 +258,7 @@ class _TokenLogprobs(torch.autograd.Function):
                     _add_product(grad_hidden[rows], grad_z, weight[columns])
                 if tile_weight is not None:
                     _add_product(tile_weight, grad_z.t(), hidden[rows])
-            if grad_weight is not None and tile_weight is not None:
+            if grad_weight is not None and tile_weight is not None and grad_weight.dtype != lse.dtype:
                 grad_weight[columns] = tile_weight
         return (
             None if grad_hidden is None else grad_hidden.to(hidden.dtype),
