@@ -17,6 +17,7 @@ from openrlhf.launcher.flags import build
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.placement import roles
 from openrlhf.launcher.plan.command import model_shapes
+from openrlhf.launcher.plan.memory import Budget, memory
 from openrlhf.launcher.ranks.batches import combine_sums
 from openrlhf.launcher.ranks.roles import PolicyRank, ReferenceRank
 from openrlhf.launcher.ray.start import learner_spec
@@ -59,6 +60,9 @@ def test_the_plan_counts_the_teachers_own_shape(tmp_path: Any) -> None:
     line = DISTILL.replace("path A", f"path {tmp_path}/student").replace("path T", f"path {tmp_path}/teacher")
     shapes = model_shapes(resolved(line))
     assert (shapes[Role.POLICY].hidden, shapes[Role.REFERENCE].hidden) == (8, 32)
+    for flags, held in (("", []), ("--algo.distill.divergence jsd", [4 * 64 * 32]), ("--algo.distill.top_k 4", [])):
+        found = memory(resolved(f"{line} {flags}"), shapes, Budget(device_bytes=None))
+        assert [part.bytes for part in found if part.name == "teacher's output layer"] == held
 
 
 def test_no_reward_is_needed_unless_it_counts() -> None:

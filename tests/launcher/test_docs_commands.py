@@ -25,7 +25,12 @@ BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 SHELLS = ("bash", "sh", "shell", "console")
 SAID = re.compile(r"\b(\d+) GPUs\b")
 NODES = re.compile(r"\b[Tt]wo nodes\b|--nodes[= ]2\b")
-MODELS = ("--actor.model_name_or_path", "--critic.model_name_or_path", "--reward.model_name_or_path")
+MODELS = (
+    "--actor.model_name_or_path",
+    "--critic.model_name_or_path",
+    "--reward.model_name_or_path",
+    "--ref.model_name_or_path",
+)
 TINY = {
     "model_type": "qwen3",
     "hidden_size": 64,

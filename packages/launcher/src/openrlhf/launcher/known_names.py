@@ -64,7 +64,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         **_same("k2", "mse square squared"),
         **_same("k3", "lowvarkl lowvar lowvariance grpo schulman nonnegative"),
         "abs": f"the absolute difference {NOT_BUILT}; 'k2' is near",
-        "full": f"the KL over the whole vocabulary {NOT_BUILT}; 'k3' is near",
+        "full": "the KL over the whole vocabulary is --algo.distill.divergence reverse; 'k3' is near",
     },
     "algo.advantage.is_correction_type": {
         **_same("tis", "token truncate truncated tokentis clip clamp"),

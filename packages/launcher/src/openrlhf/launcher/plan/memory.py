@@ -66,6 +66,8 @@ def memory(c: TrainPPOConfig, shapes: dict[str, ModelShape], budget: Budget) -> 
                 found += _engine(c, shapes[Role.POLICY], str(group), budget)
             else:
                 found += _model(c, shapes[member], str(group), Role(member))
+            if member == Role.POLICY and Role.REFERENCE in shapes:
+                found += _taught(c, shapes[Role.REFERENCE], str(group))
     return found
 
 
@@ -157,6 +159,16 @@ def _model(c: TrainPPOConfig, shape: ModelShape, group: str, role: Role) -> list
     if isinstance(own, ActorConfig | CriticConfig):
         found += _training(c, own, shape, part_of=(group, role), count=count, world=world)
     return found
+
+
+def _taught(c: TrainPPOConfig, teacher: ModelShape, group: str) -> list[Component]:
+    """What the policy holds of its teacher: the output layer, where whole distributions are learned."""
+    if c.algo.distill.divergence is None or c.algo.distill.top_k:
+        return []
+    size = ITEMSIZE[c.ds.param_dtype] * teacher.vocab * teacher.hidden
+    return [
+        Component(group=group, role=SECTIONS[Role.POLICY], name="teacher's output layer", bytes=size, phases=PHASES)
+    ]
 
 
 def _training(
