@@ -105,6 +105,8 @@ ADDITIONS = {
         "data.dropped_text",
         "data.overlong_prompts",
         "ds.backend",
+        "ref.sync_alpha",
+        "ref.sync_steps",
         "reward.api_key",
         "reward.timeout",
         "rollout.max_failed_fraction",

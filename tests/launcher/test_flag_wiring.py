@@ -45,6 +45,7 @@ BASE = {
     "data.prompt_dataset": "D",
     "vllm.num_engines": 1,
     "algo.dynamic_filtering_enable": True,
+    "ref.sync_steps": 2,
 }
 OTHER: dict[str, Any] = {
     "vllm.engine_args": '{"max_num_seqs": 8}',
@@ -52,6 +53,7 @@ OTHER: dict[str, Any] = {
     "ds.param_dtype": "bf16",
     "algo.dynamic_filtering_enable": False,
     "algo.kl.init_coef": 0.0,
+    "ref.sync_steps": 0,
     "vllm.sync_backend": "ipc",
 }
 """Values that differ from the default and mean something."""
@@ -154,6 +156,7 @@ def test_every_flag_has_a_row() -> None:
 
 
 CALLED = {
+    "ref.sync_alpha": "follow_alpha",
     "actor.lr_warmup_ratio": "warmup=",
     "critic.lr_warmup_ratio": "warmup=",
     "critic.save_value_network": "critic_export",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,8 @@ from support.toy_ranks import ToyLearner, references, sampled, toy_config
 SAMPLES = [SampleRef(handle="h", position=i, index=i, reward=0.0, length=4) for i in range(4)]
 SUMS = {"train/loss": (2.0, 4.0)}
 
-ANSWERS = {"export": None, "save": None, "load_checkpoint": None, "statistics": (0.5, 2.0), "update": SUMS}
+FOLLOWING = {"open_stream": 2, "follow": None, "save_followed": None, "load_followed": None}
+ANSWERS = {"export": None, "save": None, "load_checkpoint": None, "statistics": (0.5, 2.0), "update": SUMS} | FOLLOWING
 SCALARS = {"metrics": SUMS} | ANSWERS
 """What the controller may fetch, beside the rewards."""
 
@@ -69,6 +71,8 @@ class Rank:
             return value(SCALARS[method])
         if method == "rewards":
             return value({s.index: float(s.index) for share in args[0] for s in share})
+        if (self.name, method) == ("policy 1", "next_bucket"):
+            return value([])
         kind = Ready if (self.name.split()[0], method) == ("critic", "prepare") else Tensors
         return kind(f"{method} of {self.name}")
 
@@ -92,10 +96,10 @@ def make_ranks(role: str, count: int, log: list[str]) -> list[Remote[Any]]:
 
 
 def make(
-    log: list[str], *, take_turns: bool = False, critic_export: bool = False, truncated: bool = False, **ranks: int
+    log: list[str], *, take_turns: bool = False, critic_export: bool = False, group: Any = None, **ranks: int
 ) -> RayLearner:
     groups: dict[str, Any] = {
-        role: RankGroup(role=role, ranks=make_ranks(role, count, log), hidden_size=8, truncated=truncated)
+        role: RankGroup(role=role, ranks=make_ranks(role, count, log), hidden_size=8, **(group or {}))
         for role, count in ranks.items()
     }
     push: Any = Push()
@@ -104,7 +108,7 @@ def make(
 
 def test_the_reference_is_told_what_the_policy_kept() -> None:
     log: list[str] = []
-    asyncio.run(make(log, policy=2, reference=1, truncated=True).prepare([SAMPLES], kl_coef=0.1))
+    asyncio.run(make(log, policy=2, reference=1, group={"truncated": True}).prepare([SAMPLES], kl_coef=0.1))
     assert log == [
         "policy 0 sampled",
         "policy 1 sampled",
@@ -117,8 +121,34 @@ def test_the_reference_is_told_what_the_policy_kept() -> None:
         "policy 1 metrics <- prepare of policy 1",
     ]
     log.clear()
-    asyncio.run(make(log, policy=1, truncated=True).prepare([SAMPLES], kl_coef=0.0))
+    asyncio.run(make(log, policy=1, group={"truncated": True}).prepare([SAMPLES], kl_coef=0.0))
     assert log == ["policy 0 prepare", "policy 0 metrics <- prepare of policy 0"]
+
+
+def test_the_reference_takes_the_policy_bucket_by_bucket() -> None:
+    log: list[str] = []
+    asyncio.run(make(log, policy=2, reference=1, group={"follows": True}).sync_reference())
+    bucket = ["policy 0 next_bucket", "policy 1 next_bucket", "reference 0 follow <- next_bucket of policy 0"]
+    assert log == ["policy 0 open_stream", "policy 1 open_stream", *bucket, *bucket]
+
+
+def test_a_reference_that_moves_is_part_of_a_checkpoint(tmp_path: Path) -> None:
+    log: list[str] = []
+    still = make(log, policy=1, reference=1)
+    moving = make(log, policy=1, reference=2, group={"follows": True})
+    asyncio.run(still.save(str(tmp_path / "still")))
+    asyncio.run(still.load(str(tmp_path / "still")))
+    with pytest.raises(ValueError, match=r"written without --ref.sync_steps: leave out the flag"):
+        asyncio.run(moving.load(str(tmp_path / "still")))
+    log.clear()
+    asyncio.run(moving.save("F"))
+    assert log == ["policy 0 save F/actor", "reference 0 save_followed F/ref", "reference 1 save_followed F/ref"]
+    (tmp_path / "moved/ref").mkdir(parents=True)
+    log.clear()
+    asyncio.run(moving.load(str(tmp_path / "moved")))
+    assert [line.split()[2] for line in log] == ["load_checkpoint", "load_followed", "load_followed"]
+    with pytest.raises(ValueError, match=r"written with --ref.sync_steps: give the flag"):
+        asyncio.run(still.load(str(tmp_path / "moved")))
 
 
 def test_tensors_go_from_rank_to_rank_and_scalars_to_the_controller() -> None:

@@ -156,6 +156,11 @@ def test_evaluation_works_with_every_reward_source() -> None:
             "no effect without --actor.clip_cov_share",
             "--actor.clip_cov_range 0 1 --actor.clip_cov_share 1e-3",
         ),
+        (
+            "--ref.sync_alpha 0.5 --algo.kl.init_coef 0.1",
+            "no effect without --ref.sync_steps",
+            "--ref.sync_steps 2 --ref.sync_alpha 0.5 --algo.kl.init_coef 0.1",
+        ),
         ("--train.ema_beta 0.9", "no effect without --train.enable_ema", "--train.ema_beta 0.9 --train.enable_ema"),
         (f"{RLOO} --critic.adam.lr 1e-5", "no effect without --algo.advantage.estimator gae", "--critic.adam.lr 1e-5"),
         ("--ds.enable_sleep --ds.adam_offload", "in host memory already", "--ds.enable_sleep"),

@@ -267,3 +267,13 @@ def test_hybrid_engines_sleep_while_batches_of_an_earlier_run_are_trained_on(tmp
     run.sink.first = 2
     run.run()
     assert run.learner.log[:7] == ["load", "push", "engines wake", "engines sleep", "prepare", "update", "push"]
+
+
+def test_the_reference_moves_every_n_steps_before_a_checkpoint(tmp_path: Path) -> None:
+    flags: dict[str, Any] = {"ref__sync_steps": 2, "algo__kl__init_coef": 0.1, "ckpt__save_steps": 2}
+    run = fake_run(5, rollout__batch_size=1, ckpt__path=str(tmp_path), **flags)
+    run.run()
+    step = ["update", "push"]
+    events = [event for event in run.learner.log if event in (*step, "sync_reference", "save")]
+    two = [*step, *step, "sync_reference", "save"]
+    assert events == ["push", *two, *two, *step]

@@ -144,7 +144,7 @@ def kept_by(probabilities: torch.Tensor, *, top_k: int = 0, top_p: float = 1.0, 
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 3}, {"top_p": 0.2}, {"min_p": 0.7}], ids=str)
-def test_truncation_leaves_the_likeliest_tokens(stage: Stage, cut: dict[str, Any]) -> None:
+def test_truncation_leaves_the_likeliest_tokens(stage: Stage, cut: dict[str, Any]) -> None:  # B026
     answer = stage.generate("untied", max_tokens=32, seed=1, ignore_eos=True, **cut)
     with torch.no_grad():
         logits = stage.current["untied"](torch.tensor([[*PROMPT, *answer.token_ids]])).logits[0, len(PROMPT) - 1 : -1]
@@ -155,6 +155,14 @@ def test_truncation_leaves_the_likeliest_tokens(stage: Stage, cut: dict[str, Any
         assert 1 <= int(kept.sum()) < len(kept) / 2
         assert kept[token]
         assert logprob == pytest.approx(float((probabilities[token] / probabilities[kept].sum()).log()), abs=1e-4)
+    core = pytest.importorskip("openrlhf.core.logprobs")  # the trainer's part
+    tokens, rollout = torch.tensor(answer.token_ids), torch.tensor(answer.logprobs)
+    sets, outside = core.kept_from_logits(logits, tokens, core.Truncation(**cut))
+    trainer = [core.logprobs_from_logits(logits, tokens, 1.0, kept) for kept in (sets, None)]
+    same, uncut = (float(((own - rollout).exp() - 1).abs().mean()) for own in trainer)
+    print(f"{cut}: mean |ratio - 1| {same:.1e}, over all tokens {uncut:.1e}")
+    assert not outside.any()
+    assert same < 1e-4 < 0.1 < uncut
 
 
 def test_greedy_is_the_models_argmax(stage: Stage) -> None:

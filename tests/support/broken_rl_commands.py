@@ -77,6 +77,15 @@ CASES = [
     ),
     ("--algo.kl.target 0", "algo.kl.target", "more than 0", "--algo.kl.target 6"),
     ("--actor.dual_clip 1", "actor.dual_clip", "more than 1", "--actor.dual_clip 3"),
+    ("--algo.kl.init_coef 0 --ref.sync_steps 5", "ref.sync_steps", "removes the reference", "--ref.sync_steps 5"),
+    (
+        "--ref.sync_steps 5 --ref.model_name_or_path R",
+        "ref.sync_steps",
+        "does not become the policy",
+        "--ref.sync_steps 5",
+    ),
+    ("--ref.sync_steps -1", "ref.sync_steps", "at least 0", "--ref.sync_steps 1"),
+    ("--ref.sync_steps 1 --ref.sync_alpha 0", "ref.sync_alpha", "more than 0", "--ref.sync_steps 1"),
     ("--algo.kl.init_coef 0 --algo.kl.use_loss", "algo.kl.use_loss", "removes the reference", "--algo.kl.use_loss"),
     ("--algo.kl.init_coef 0 --algo.kl.target 6", "algo.kl.target", "removes the reference", "--algo.kl.target 6"),
     (

@@ -97,6 +97,8 @@ class LocalLearner(FakeLearner):
         metrics = update_here(prepared, order, **roles, kl_coef=kl_coef, freeze=freeze_actor, members=members)
         return metrics | {"noise": float(torch.rand(()))}
 
+    async def sync_reference(self) -> None: ...
+
     async def save(self, folder: str) -> None:
         self.policy.save(f"{folder}/actor")
         if self.critic is not None:

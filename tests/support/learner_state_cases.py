@@ -210,6 +210,52 @@ def averages(rank: int, world: int, folder: Path) -> dict[str, Any]:
     return results
 
 
+def following(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """Stages of policy and reference and alpha -> how far the reference is from where it should be, and after a resume.
+
+    The reference scores before every move: ZeRO-3 then keeps its small parameters whole.
+    """
+    batch = make_batch()
+    results: dict[str, Any] = {}
+    for stage, own_stage in ((2, 3), (3, 0), (3, 3)):
+        optim = OptimConfig(lr_scheduler="constant", lr_warmup_ratio=0.0, adam=AdamConfig(lr=1e-2))
+        policy = Learner(make_spec(folder, stage=stage, optim=optim))
+        policy.update(share(batch, [0, 1, 2], rank, world), OBJECTIVE)
+        target = parameters(policy)
+        for alpha in (1.0, 0.3):
+            spec = make_spec(folder, stage=own_stage, role=Role.REFERENCE, optim=None, follow_alpha=alpha)
+            reference, resumed = Learner(spec), Learner(spec)
+            assert reference.following is not None
+            assert resumed.following is not None
+            first = parameters(reference)
+            times = 1 if alpha == 1 else 3
+            for _ in range(times):
+                reference.score(batch)
+                count, stream = policy.model_buckets(20_000, wanted=True)
+                buckets = [[(name, tensor.clone()) for name, tensor in bucket] for bucket in stream]
+                assert len(buckets) == count > 3
+                for bucket in buckets:
+                    reference.following.take(bucket)
+            scores = reference.score(batch).logprobs
+            resumed.score(batch)
+            saved = folder / f"following-{stage}-{own_stage}-{alpha}"
+            reference.following.save(saved)
+            dist.barrier()
+            resumed.following.load(saved)
+            resumed_scores, want = resumed.score(batch).logprobs, policy.score(batch).logprobs
+            assert scores is not None
+            assert resumed_scores is not None
+            assert want is not None
+            now, left = parameters(reference), (1 - alpha) ** times
+            results[f"{stage}, {own_stage}, {alpha}"] = {
+                "kl": float((scores - want).abs().max()),
+                "moved": max(float((target[n] - first[n]).abs().max()) for n in target),
+                "weights": max(float((now[n] - target[n] - left * (first[n] - target[n])).abs().max()) for n in target),
+                "resumed": _equal(parameters(resumed), now) and torch.equal(resumed_scores, scores),
+            }
+    return results
+
+
 def exports(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """Train a step, stream and export: tied, untied, GPT-2; whole and partitioned."""
     results = {}
@@ -318,6 +364,7 @@ CASES: dict[str, Case] = {
     "save_for_other_world": save_for_other_world,
     "load_at_other_world": load_at_other_world,
     "averages": averages,
+    "following": following,
     "exports": exports,
     "everywhere": everywhere,
     "frozen": frozen,

@@ -88,6 +88,12 @@ class PlainEngine:
     def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
         return whole
 
+    def held(self, parameter: nn.Parameter) -> Tensor:
+        return parameter.detach()
+
+    def put(self, parameter: nn.Parameter, part: Tensor) -> None:
+        parameter.data.copy_(part)
+
     def layout(self) -> dict[str, Any]:
         return {"backend": "plain"}
 

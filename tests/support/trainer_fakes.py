@@ -138,6 +138,9 @@ class FakeLearner:
         self.pushed.append(version)
         return {"rollout/sync_error": 0.0}
 
+    async def sync_reference(self) -> None:
+        self.log.append("sync_reference")
+
     async def save(self, folder: str) -> None:
         self.log.append("save")
         (Path(folder) / "actor").mkdir()

@@ -40,9 +40,9 @@ class KeptTokens(NamedTuple):
         return cls(torch.cat([p.counts for p in parts]), torch.cat([p.ids for p in parts])) if parts else cls.whole(0)
 
     def split(self, sizes: Sequence[int]) -> list[KeptTokens]:
-        """The inverse of `joined`: so many sets for each part."""
-        counts = self.counts.split(list(sizes))
-        ids = self.ids.split([int(c.sum()) for c in counts])
+        """The inverse of `joined`: so many sets for each part. Those beyond belong to none."""
+        counts = self.counts[: sum(sizes)].split(list(sizes))
+        ids = self.ids[: int(self.counts[: sum(sizes)].sum())].split([int(c.sum()) for c in counts])
         return [KeptTokens(*part) for part in zip(counts, ids, strict=True)]
 
     def to(self, device: torch.device | str) -> KeptTokens:

@@ -78,6 +78,10 @@ class RefConfig(PlacementConfig):
     """Key that is sent to that server as a bearer token."""
     offload: bool = False
     """Keep the reference model in host memory between its forward passes."""
+    sync_steps: int = 0
+    """After every so many rollout batches the reference moves to the policy by --ref.sync_alpha; 0: never."""
+    sync_alpha: float = 1.0
+    """The reference becomes alpha times the policy plus (1 - alpha) times itself; 1 is a reset."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,8 @@ overlong_buffer_len reward.overlong_buffer_len
 stop_properly_penalty_coef reward.stop_properly_penalty_coef
 value_clip critic.value_clip
 temperature rollout.temperature
+top_p rollout.top_p
+min_p rollout.min_p
 beta model.beta
 label_smoothing model.label_smoothing
 ipo model.ipo_enable
@@ -64,6 +66,7 @@ optim.lr_scheduler *.lr_scheduler
 model.gradient_checkpointing_reentrant *.gradient_checkpointing_reentrant
 aux_loss_coef *.aux_loss_coef
 model_path *.model_name_or_path
+follow_alpha ref.sync_alpha
 freeze_visual_encoder actor.freeze_visual_encoder
 batch.dynamic_batch_enable train.dynamic_batch_enable
 batch.enable_ema train.enable_ema

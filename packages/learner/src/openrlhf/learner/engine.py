@@ -101,6 +101,13 @@ class TrainingEngine(Protocol):
         """This rank's part of a whole tensor: the inverse of `join`. Not collective."""
         ...
 
+    def held(self, parameter: nn.Parameter) -> Tensor:
+        """What this rank holds of a parameter, in the form that `cut` gives; not to be changed. Not collective."""
+        ...
+
+    def put(self, parameter: nn.Parameter, part: Tensor) -> None:
+        """Replace what this rank holds of a frozen parameter. Every rank has to, by itself, with its `cut`."""
+
     # -- checkpoints
 
     def layout(self) -> dict[str, Any]:

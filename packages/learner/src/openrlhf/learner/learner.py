@@ -23,6 +23,7 @@ from openrlhf.learner.collective import Collective, MetricSums
 from openrlhf.learner.ema import MovingAverage
 from openrlhf.learner.engine import load_backend
 from openrlhf.learner.export import export_hf
+from openrlhf.learner.following import Following
 from openrlhf.learner.heads import TokenDistribution
 from openrlhf.learner.lora import export_adapters, has_adapters
 from openrlhf.learner.models import reward_statistics
@@ -67,6 +68,7 @@ class NonFiniteStepError(RuntimeError):
 class Learner:
     """One rank. `init_distributed` must have run; every rank builds the same spec.
 
+    following: of a model that follows another one, else None.
     optimizer_steps: steps taken so far; skipped ones are not counted.
     image_probe: one row with an image, of which one token counts as sampled; needed where some micro-batches have
     images and others none (see `packing.with_probe`).
@@ -86,6 +88,7 @@ class Learner:
         self.collective = Collective(self.device, self._engine.data_group)
         self.hidden_size = int(self.module.model.config.get_text_config().hidden_size)
         self.ema = MovingAverage(self._engine, spec.batch.ema_beta) if spec.trained and spec.batch.enable_ema else None
+        self.following = None if spec.follow_alpha is None else Following(self._engine, spec.follow_alpha)
         self.image_probe: Batch | None = None
         self.lesson: Lesson | None = None
         self.optimizer_steps = 0
@@ -133,10 +136,7 @@ class Learner:
         return out
 
     def _score_rows(self, batch: Batch, rows: Tensor, out: Scores, distribution: TokenDistribution | None) -> None:
-        """Score the rows and write the results into `out`. No rows: only take part in the communication.
-
-        Whatever the role, what is read goes into `out.logprobs`.
-        """
+        """Write the rows' scores into `out`, of any role into its `logprobs`. No rows: only communicate."""
         primary, entropy = out.logprobs, out.entropy
         assert primary is not None
         part = (batch.select(rows) if len(rows) else placeholder()).to(self.device)
@@ -147,19 +147,14 @@ class Learner:
         if self.spec.role is Role.REWARD:
             primary[rows] = readings.primary.cpu()
             return
-        width = part.tokens.shape[1]
-        mask = part.action_mask
-        primary[rows, :width] = (inputs.scatter(readings.primary, part.tokens.shape) * mask).cpu()
-        if entropy is not None and readings.entropy is not None:
-            entropy[rows, :width] = (inputs.scatter(readings.entropy, part.tokens.shape) * mask).cpu()
+        shape, mask = part.tokens.shape, part.action_mask
+        read = ((primary, readings.primary), (entropy, readings.entropy), (out.outside, readings.outside))
+        for place, values in read:
+            if place is not None and values is not None:
+                place[rows, : shape[1]] = (inputs.scatter(values.float(), shape) * mask).cpu()
         if out.kept is not None and readings.kept is not None:
-            sizes = mask.sum(-1).tolist()
-            own = readings.kept.to("cpu").split([*sizes, len(readings.kept.counts) - sum(sizes)])  # the last: no row's
-            for row, kept in zip(rows.tolist(), own[:-1], strict=True):
+            for row, kept in zip(rows.tolist(), readings.kept.to("cpu").split(mask.sum(-1).tolist()), strict=True):
                 out.kept[row] = kept
-        if out.outside is not None and readings.outside is not None:
-            outside = inputs.scatter(readings.outside.float(), part.tokens.shape) * mask
-            out.outside[rows, :width] = outside.cpu()
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, objective: Objective) -> Metrics:
@@ -263,15 +258,13 @@ class Learner:
     def _outputs(self, readings: Readings, inputs: ModelInputs, part: Batch) -> ModelOutputs:
         shape = part.tokens.shape
         dense = None if self.spec.role is Role.REWARD else inputs.scatter(readings.primary, shape)
-        outside = None
-        if readings.outside is not None and part.kept is None:
-            outside = inputs.scatter(readings.outside.float(), shape)
+        outside = None if part.kept is not None else readings.outside
         return ModelOutputs(
             logprobs=dense if self.spec.role.is_language_model else None,
             values=dense if self.spec.role is Role.CRITIC else None,
             rewards=readings.primary if self.spec.role is Role.REWARD else None,
             entropy=None if readings.entropy is None else inputs.scatter(readings.entropy, shape),
-            outside=outside,
+            outside=None if outside is None else inputs.scatter(outside.float(), shape),
             divergence=None if readings.divergence is None else inputs.scatter(readings.divergence, shape),
             aux_loss=readings.aux_loss,
             tokens=float(inputs.token_mask.sum()),
@@ -326,6 +319,11 @@ class Learner:
         buckets are empty, and nothing is copied for it.
         """
         return weights.checkpoint_buckets(self._engine, bucket_bytes, skip_frozen=skip_frozen, wanted=wanted)
+
+    def model_buckets(self, bucket_bytes: int, *, wanted: bool) -> tuple[int, Iterator[list[tuple[str, Tensor]]]]:
+        """How many buckets, and the same with the parameters' own names and forms, for a model of the same class."""
+        stream = weights.buckets(self._engine, bucket_bytes, skip_frozen=False, wanted=wanted)
+        return weights.count_buckets(self._engine, bucket_bytes), stream
 
     def export_hf(self, path: str, tokenizer: Any = None) -> None:
         """Write a Hugging Face folder: safetensors, configuration, and the model's own small files as they came.

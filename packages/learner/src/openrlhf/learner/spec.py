@@ -37,6 +37,7 @@ class LearnerSpec:
     freeze_visual_encoder: train only the language model and its head.
     suppressed_token_ids: tokens that sampling never gives (those that stand for images); they have no probability here
     either.
+    follow_alpha: share by which a frozen model moves towards another one each time (`following`); None: it never does.
     offload: keep a frozen model in host memory between calls.
     shares_device: engines or other roles have processes on the same device.
 
@@ -58,6 +59,7 @@ class LearnerSpec:
     aux_loss_coef: float = 0.0
     freeze_visual_encoder: bool = False
     suppressed_token_ids: tuple[int, ...] = ()
+    follow_alpha: float | None = None
     offload: bool = False
     shares_device: bool = False
 

@@ -79,6 +79,11 @@ def buckets(
         yield [(name, tensor) for (name, _), tensor in zip(group, whole, strict=True)] if wanted else []
 
 
+def count_buckets(engine: TrainingEngine, bucket_bytes: int) -> int:
+    """How many `buckets` there are. Not collective."""
+    return sum(1 for _ in _split(engine, _parameters(engine.module, skip_frozen=False), bucket_bytes))
+
+
 def checkpoint_buckets(
     engine: TrainingEngine, bucket_bytes: int, *, skip_frozen: bool, wanted: bool = True
 ) -> Iterator[list[tuple[str, Tensor]]]:

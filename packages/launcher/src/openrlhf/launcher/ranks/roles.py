@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from openrlhf.launcher.ranks.config import RankConfig
 from openrlhf.launcher.ranks.images import image_probe
 from openrlhf.launcher.samples import SampleRef
 from openrlhf.launcher.vision import ImageProcessor, load_processor
+from openrlhf.learner.following import Following
 from openrlhf.learner.heads import TokenDistribution
 from openrlhf.learner.learner import Learner
 from openrlhf.learner.modules import rounded
@@ -114,6 +116,23 @@ class ReferenceRank(Rank):
     def output_layer(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the output layer, with which states say distributions."""
         return self.learner.output_layer()
+
+    def follow(self, weights: Sequence[Any]) -> None:
+        """Move towards the policy. weights: a handle of one bucket of its whole tensors."""
+        for bucket in self._resolve("policy weights", weights):
+            self._following().take(bucket)
+
+    def save_followed(self, folder: str) -> None:
+        """Write the whole weights; rank 0 makes the folder."""
+        self._following().save(Path(folder))
+
+    def load_followed(self, folder: str) -> None:
+        """Restore them, with any number of ranks."""
+        self._following().load(Path(folder))
+
+    def _following(self) -> Following:
+        assert self.learner.following is not None, "a reference that follows the policy has its `follow_alpha`"
+        return self.learner.following
 
 
 class RewardRank(Rank):

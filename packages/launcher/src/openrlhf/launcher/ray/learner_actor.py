@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -163,6 +163,7 @@ class LearnerActor:
         self.plan: BucketPlan | None = None
         self.bucket_bytes = 0
         self.skip_frozen = False
+        self.stream: Iterator[list[tuple[str, Any]]] = iter(())
         self.role = self.kind(Learner(spec), config, resolve=_fetch)
         self.role.learner.give_back()
 
@@ -211,6 +212,18 @@ class LearnerActor:
             import torch
 
             torch.set_num_threads(self.threads.update if trains else self.threads.score)
+
+    def open_stream(self, bucket_bytes: int) -> int:
+        """All ranks: begin to stream the model to another one; how many buckets there will be."""
+        count, self.stream = self.role.learner.model_buckets(bucket_bytes, wanted=self.rank == 0)
+        return count
+
+    def next_bucket(self) -> list[tuple[str, Any]]:
+        """All ranks: the stream's next bucket in host memory, on rank 0; the others only take part."""
+        try:
+            return [(name, tensor.to("cpu", copy=True)) for name, tensor in next(self.stream)]
+        finally:
+            self.role.learner.give_back()
 
     def keep(self, answer: Any) -> Any:
         """A batch stays here, in the place of the one before; what goes out stands for it."""

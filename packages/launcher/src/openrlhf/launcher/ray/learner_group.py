@@ -9,15 +9,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from openrlhf.launcher.outputs import critic_folder
 from openrlhf.launcher.ranks.batches import combine_sums
 from openrlhf.launcher.ranks.roles import CriticRank, PolicyRank, ReferenceRank, RewardRank, TrainedRank
+from openrlhf.launcher.ray.calls import gather
+from openrlhf.launcher.ray.learner_actor import WORK_TIMEOUT, LearnerActor
 from openrlhf.launcher.ray.rank_group import RankGroup, Refs
 from openrlhf.launcher.ray.weight_push import WeightPush
 from openrlhf.launcher.samples import SampleRef
 from openrlhf.launcher.trainer.protocols import Prepared
+
+REFERENCE = "ref"
+"""Where a checkpoint has a reference that moves."""
+BUCKET_BYTES = 256 * 2**20
+"""About so much of the policy goes to a reference at once."""
 
 
 def parts_for(rank: int, world_size: int, refs: Refs) -> Refs:
@@ -170,13 +178,41 @@ class RayLearner:
     async def push_weights(self, version: int) -> dict[str, float]:
         return await self._push.push(self.policy, version)
 
+    async def sync_reference(self) -> None:
+        policy, reference = self.policy, self.reference
+        assert reference is not None, "only a run with a reference syncs it"
+        async with self._push.lock:
+            opened = await policy.wait(policy.ask_process(LearnerActor.open_stream, BUCKET_BYTES), "reference sync")
+            for _ in range(opened[0]):
+                first, *others = policy.ask_process(LearnerActor.next_bucket)
+                taken = reference.ask(ReferenceRank.follow, [first])
+                names = [rank.name for rank in (*policy.ranks[1:], *reference.ranks)]
+                await gather([*others, *taken], what="reference sync", names=names, timeout=WORK_TIMEOUT)
+
     async def save(self, folder: str) -> None:
         for group, path in self._trained(folder):
             await group.wait(group.ask(TrainedRank.save, path), "checkpoint")
+        if self._follows and self.reference is not None:
+            refs = self.reference.ask(ReferenceRank.save_followed, f"{folder}/{REFERENCE}")
+            await self.reference.wait(refs, "checkpoint")
 
     async def load(self, folder: str) -> None:
+        saved = (Path(folder) / REFERENCE).is_dir()
+        if saved is not self._follows:
+            raise ValueError(
+                f"the checkpoint {folder!r} was written {'with' if saved else 'without'} --ref.sync_steps: "
+                f"{'give' if saved else 'leave out'} the flag"
+            )
         for group, path in self._trained(folder):
             await group.wait(group.ask(TrainedRank.load_checkpoint, path), "resume")
+        if self.reference is not None and saved:
+            refs = self.reference.ask(ReferenceRank.load_followed, f"{folder}/{REFERENCE}")
+            await self.reference.wait(refs, "resume")
+
+    @property
+    def _follows(self) -> bool:
+        """Whether the reference moves in this run."""
+        return self.reference is not None and self.reference.follows
 
     def _trained(self, folder: str) -> list[tuple[RankGroup[Any], str]]:
         """The models that train, each with its place in a checkpoint."""

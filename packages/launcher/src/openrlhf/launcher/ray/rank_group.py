@@ -30,6 +30,7 @@ class RankGroup(Generic[T]):
     tensor_parallel: how many neighbouring ranks hold one model and get the same samples.
     algo: what the policy learns, which decides what a reference is asked.
     truncated: whether samples are of what top-p, top-k or min-p keep: then the reference has to know what that is.
+    follows: whether it is a reference that moves to the policy.
     """
 
     role: str
@@ -38,6 +39,7 @@ class RankGroup(Generic[T]):
     tensor_parallel: int = 1
     truncated: bool = False
     algo: AlgoConfig = field(default_factory=AlgoConfig)
+    follows: bool = False
 
     def shares(self, mini_batches: Sequence[Sequence[SampleRef]]) -> list[list[list[SampleRef]]]:
         """Per rank: its share of every mini-batch."""

@@ -263,6 +263,7 @@ def start_learners(
             tensor_parallel=config.ds.tensor_parallel_size,
             truncated=truncation(config.rollout).active,
             algo=config.algo,
+            follows=role == Role.REFERENCE and config.ref.sync_steps > 0,
         )
         spec = learner_spec(config, Role(role), horizon, vision)
         own = None if threads is None else threads.ranks[Role(role)]
@@ -320,6 +321,7 @@ def learner_spec(config: TrainPPOConfig, role: Role, horizon: int, vision: Visio
         aux_loss_coef=config.actor.aux_loss_coef if role in (Role.POLICY, Role.CRITIC) else 0.0,
         freeze_visual_encoder=config.actor.freeze_visual_encoder and role is Role.POLICY,
         suppressed_token_ids=() if vision is None else vision.suppressed,
+        follow_alpha=config.ref.sync_alpha if role is Role.REFERENCE and config.ref.sync_steps else None,
         offload=isinstance(own, RefConfig | RewardConfig) and own.offload,
         shares_device=shares_device(config, role),
     )

@@ -180,6 +180,16 @@ def teacher_server(c: P, m: Machine) -> Found:
         yield broken(c, f"{name} data.max_images_per_prompt", problem, "--ref.model_name_or_path for a teacher here")
 
 
+def reference_moves(c: P, m: Machine) -> Found:
+    """A reference that moves is the policy of some steps ago."""
+    if c.ref.sync_steps > 0 and (c.has_teacher or c.ref.model_name_or_path is not None or c.ref.remote_url is not None):
+        problem = "a teacher, or a reference with a model of its own, does not become the policy"
+        yield broken(c, "ref.sync_steps ref.model_name_or_path ref.remote_url", problem, "leave one of them out")
+    elif c.ref.sync_steps > 0 and not c.has_reference:
+        problem = "a coefficient of 0 removes the reference model"
+        yield broken(c, "ref.sync_steps algo.kl.init_coef", problem, "--algo.kl.init_coef above 0, or leave it out")
+
+
 def schedules(c: P, m: Machine) -> Found:
     """The schedules' names."""
     for role in ("actor", "critic") if c.has_critic else ("actor",):
@@ -228,6 +238,7 @@ RULES: tuple[Rule, ...] = (
     kl_loss_needs_reference,
     teacher,
     teacher_server,
+    reference_moves,
     schedules,
     trained_models,
     deepspeed,

@@ -43,7 +43,7 @@ AT_LEAST: Mapping[str, float] = {
         lr_warmup_ratio actor.min_lr_ratio critic.min_lr_ratio min_lr_ratio algo.advantage.gamma
         algo.advantage.lambd rollout.min_p train.ema_beta rollout.max_failed_fraction ds.zero_stage
         model.label_smoothing port actor.muon.momentum critic.muon.momentum muon.momentum
-        algo.distill.coef algo.distill.top_k distill.coef distill.top_k distill.nll_coef
+        algo.distill.coef algo.distill.top_k distill.coef distill.top_k distill.nll_coef ref.sync_steps
         """,
     ),
     **_table(-1, "critic.freezing_steps rollout.top_k"),
@@ -57,7 +57,7 @@ MORE_THAN: Mapping[str, float] = {
         actor.eps_clip critic.value_clip actor.adam.eps critic.adam.eps adam.eps rollout.temperature
         actor.cispo_max_ratio actor.dppo_tv_delta actor.dppo_kl_delta actor.drpo_delta actor.sapo_tau actor.vespo_k
         actor.vespo_lambda actor.clip_cov_share vllm.sync_tolerance algo.kl.target ckpt.max_mem model.beta rollout.top_p
-        vllm.gpu_memory_utilization algo.distill.jsd_beta distill.jsd_beta
+        vllm.gpu_memory_utilization algo.distill.jsd_beta distill.jsd_beta ref.sync_alpha
         """,
     ),
 }

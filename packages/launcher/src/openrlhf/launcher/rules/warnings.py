@@ -99,6 +99,7 @@ def idle_flags(c: P, m: Machine) -> Warnings:
         ("algo.kl.init_coef above 0", c.has_reference, "ref.offload ref.model_name_or_path"),
         ("algo.distill.divergence", c.algo.distill.divergence is not None, "algo.distill.top_k algo.distill.jsd_beta"),
         ("algo.distill.divergence", c.has_teacher, "algo.distill.coef"),
+        ("ref.sync_steps", c.ref.sync_steps > 0, "ref.sync_alpha"),
         *_loss_settings(c),
     ):
         for name in () if active else names.split():

@@ -235,6 +235,9 @@ class Trainer:
                 self.kl.update(metrics["train/kl"], len(shaped.samples))
         else:
             log.warning("step %d: nothing to train on, every sample failed or its group was dropped", self.state.step)
+        if self.config.ref.sync_steps and self.state.step % self.config.ref.sync_steps == 0:
+            with self._timed(phases, "reference_sync"):
+                await self.parts.learner.sync_reference()
         self.pipeline.trained(self._last_batch())
         metrics |= phases | {
             "timing/step_total": self.parts.clock() - began,

@@ -116,8 +116,12 @@ class Learner(Protocol):
         """Send the weights to every engine under this version and check them. Returns rollout/sync_error."""
         ...
 
+    async def sync_reference(self) -> None:
+        """Move the reference towards the policy by --ref.sync_alpha."""
+        ...
+
     async def save(self, folder: str) -> None:
-        """Write everything that a resumed run needs into `folder`/actor (and /critic)."""
+        """Write everything that a resumed run needs into `folder`/actor (and /critic, and /ref of one that moves)."""
         ...
 
     async def load(self, folder: str) -> None:

@@ -135,6 +135,15 @@ class ZeroEngine:
             return partition.cut(parameter, whole)
         return self.shards.local(parameter, whole)
 
+    def held(self, parameter: nn.Parameter) -> Tensor:
+        return partition.own(parameter) if partition.is_partitioned(parameter) else parameter.detach()
+
+    def put(self, parameter: nn.Parameter, part: Tensor) -> None:
+        assert not parameter.requires_grad, "the optimiser of a trained model has weights of its own"
+        self.held(parameter).copy_(part)
+        if partition.is_partitioned(parameter):
+            partition.forget_whole(parameter)
+
     # -- checkpoints
 
     def layout(self) -> dict[str, Any]:

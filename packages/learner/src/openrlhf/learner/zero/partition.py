@@ -73,6 +73,14 @@ def own(parameter: nn.Parameter) -> Tensor:
     return parameter.ds_tensor.detach()  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def forget_whole(parameter: nn.Parameter) -> None:
+    """Drop the whole tensor that ZeRO-3 keeps of a small parameter once it was gathered; its partition changed."""
+    from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+
+    if parameter.ds_status is ZeroParamStatus.AVAILABLE:  # pyright: ignore[reportAttributeAccessIssue]
+        parameter.partition()  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def join(parameter: nn.Parameter, part: Tensor, *, wanted: bool) -> Tensor | None:
     """The whole tensor in host memory, of what all ranks have in place of their partitions; None where not wanted."""
     mine = part.to(own(parameter).device)
