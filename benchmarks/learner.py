@@ -1,6 +1,10 @@
-"""A training step of the learner against a bare PyTorch loop, and packed against padded samples.
+"""A training step of the learner against a bare PyTorch loop, packed against padded samples, shared against whole ones.
 
     .venv/bin/python benchmarks/learner.py [--dtype fp32] [--layers 30] [--tokens 1024] [--rounds 3]
+    .venv/bin/python benchmarks/learner.py --shared 128,128 --shared 16,128 [--samples 8] [--layers 30] [--rounds 3]
+
+`--shared PROMPT,ANSWER` measures groups of samples of one prompt with `share_prompt` on and off instead, padded and
+packed; answers are half to once as long as given, as in a real group.
 
 The model has the shape of SmolLM2-135M with random weights. Both sides do forward, backward, clipping and AdamW on the
 same samples in one process; the learner through DeepSpeed ZeRO-2 with one rank. Rounds alternate between the sides, so
@@ -21,8 +25,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -81,7 +86,24 @@ def log_normal_batch(tokens: int, seed: int = 0) -> Batch:
     )
 
 
-def make_learner(path: Path, dtype: str, *, packed: bool, size: int) -> Learner:
+def group_batch(prompt: int, answer: int, samples: int, seed: int = 0) -> Batch:
+    """Samples of one prompt, whose answers are trained."""
+    rng = random.Random(seed)
+    head = [rng.randrange(VOCAB) for _ in range(prompt)]
+    lengths = [prompt + rng.randint(answer // 2, answer) for _ in range(samples - 1)] + [prompt + answer]
+    mask = torch.arange(prompt + answer)[None] < torch.tensor(lengths)[:, None]
+    actions = mask & (torch.arange(prompt + answer)[None] >= prompt)
+    rows = [head + [rng.randrange(VOCAB) for _ in range(n - prompt)] for n in lengths]
+    return Batch(
+        tokens=pad_rows(rows, width=prompt + answer, value=0, dtype=torch.long),
+        attention_mask=mask,
+        action_mask=actions,
+        index=torch.arange(samples),
+        advantages=torch.randn(mask.shape, generator=torch.Generator().manual_seed(seed)) * actions,
+    )
+
+
+def make_learner(path: Path, dtype: str, *, packed: bool, size: int, share: Literal["auto", "off"] = "off") -> Learner:
     ds = DsConfig(param_dtype="bf16" if dtype == "bf16" else "fp32", attn_implementation="sdpa", packing_samples=packed)
     return Learner(
         LearnerSpec(
@@ -89,7 +111,7 @@ def make_learner(path: Path, dtype: str, *, packed: bool, size: int) -> Learner:
             model_path=str(path),
             ds=replace(ds, zero_stage=2),
             optim=OptimConfig(lr_scheduler="constant", lr_warmup_ratio=0.0, adam=AdamConfig(lr=LR)),
-            batch=TrainBatchConfig(micro_batch_size=size),
+            batch=TrainBatchConfig(micro_batch_size=size, share_prompt=share),
             max_optimizer_steps=1000,
         )
     )
@@ -164,12 +186,35 @@ def run(path: Path, dtype: str, tokens: int, rounds: int) -> dict[str, float | s
     }
 
 
+def run_shared(path: Path, dtype: str, shape: tuple[int, int], samples: int, rounds: int) -> dict[str, Any]:
+    """Whole over shared: how much faster a step is whose prompt is computed once."""
+    batch = group_batch(*shape, samples)
+    found: dict[str, Any] = {"dtype": dtype, "prompt": shape[0], "answer": shape[1], "samples": samples}
+    for packed in (False, True):
+        learners = {
+            kind: make_learner(path, dtype, packed=packed, size=samples, share=kind) for kind in ("auto", "off")
+        }
+        median = compare({kind: partial(one.update, batch, OBJECTIVE) for kind, one in learners.items()}, rounds)
+        name = "packed" if packed else "padded"
+        found[f"{name}_seconds"] = {kind: round(value, 3) for kind, value in median.items()}
+        found[f"{name}_whole_over_shared"] = round(median["off"] / median["auto"], 3)
+    return found
+
+
+def pair(text: str) -> tuple[int, int]:
+    """ "128,64" as two numbers."""
+    prompt, answer = text.split(",")
+    return int(prompt), int(answer)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--dtype", choices=sorted(DTYPES), action="append")
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--shared", type=pair, action="append", metavar="PROMPT,ANSWER")
+    parser.add_argument("--samples", type=int, default=8)
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     with socket.socket() as s:
@@ -180,6 +225,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), options.layers)
         for dtype in options.dtype or ["fp32", "bf16"]:
+            for shape in options.shared or ():
+                print(json.dumps(run_shared(Path(folder), dtype, shape, options.samples, options.rounds)), flush=True)
+            if options.shared:
+                continue
             print(json.dumps(run(Path(folder), dtype, options.tokens, options.rounds)), flush=True)
 
 

@@ -84,6 +84,7 @@ SUPERVISED = {
     "train.max_skipped_steps",
     "train.dynamic_batch_enable",
     "train.max_tokens_per_gpu",
+    "train.share_prompt",
 }
 ADDITIONS = {
     "train_ppo_ray": {
@@ -116,6 +117,7 @@ ADDITIONS = {
         "train.max_staleness",
         "train.max_steps",
         "train.partial_rollout_recompute_kv",
+        "train.share_prompt",
         "vllm.dtype",
         "vllm.engine_args",
         "vllm.engine_class",

@@ -300,8 +300,26 @@ def test_batch_arithmetic(tmp_path: Path) -> None:
     found = batches(config, count_prompts(config))
     assert (found.samples_per_rollout, found.optimizer_steps_per_rollout, found.samples_in_last_step) == (40, 6, 8)
     assert (found.samples_per_rank, found.micro_batches_per_rank) == (8, 3)
+    assert found.samples_of_a_prompt_per_pass == 1  # of 4, 1.6 are drawn into a step
     assert (found.prompts, found.rollouts, found.prompts_in_last_rollout) == (101, 33, 1)
     assert found.lr_horizon == (10 * 3 + 1) * 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "together"),
+    [
+        ("--train.micro_batch_size 8", 8),
+        ("--train.micro_batch_size 16", 8),
+        ("", 1),
+        ("--train.dynamic_batch_enable", 8),
+        ("--train.dynamic_batch_enable --train.batch_size 16", 4),
+        ("--train.dynamic_batch_enable --train.share_prompt off", 1),
+        ("--train.micro_batch_size 8 --data.max_images_per_prompt 1", 1),
+    ],
+)
+def test_how_many_samples_share_a_prompt(flags: str, together: int) -> None:
+    c = resolved(f"D --rollout.batch_size 4 --rollout.n_samples_per_prompt 8 --train.batch_size 32 {flags}")
+    assert batches(c, None).samples_of_a_prompt_per_pass == together
 
 
 def test_prompts_that_cannot_be_counted() -> None:

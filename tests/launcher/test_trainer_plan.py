@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openrlhf.launcher.samples import SampleRef
-from openrlhf.launcher.trainer.plan import cut_mini_batches, epoch_order, epoch_seed, split_over_ranks
+from openrlhf.launcher.trainer.plan import (
+    cut_mini_batches,
+    epoch_order,
+    epoch_seed,
+    shared_cost,
+    split_over_ranks,
+)
 from openrlhf.learner.batching import sample_cost, token_micro_batches
 
 
@@ -53,6 +59,63 @@ def test_ranks_share_all_samples_in_equal_counts(lengths: list[int], ranks: int)
     counts = [len(share) for share in shares]
     assert sorted(s.index for share in shares for s in share) == list(range(len(lengths)))
     assert max(counts) - min(counts) <= 1
+
+
+def groups(*lengths: list[int], prompt: int) -> list[SampleRef]:
+    """Samples of some prompts, one after the other as in a rollout batch."""
+    names = [f"h{number}" for number in range(len(lengths))]  # the same object for all samples of a group
+    parts = [(name, i, n) for name, group in zip(names, lengths, strict=True) for i, n in enumerate(group)]
+    return [
+        SampleRef(handle=handle, position=i, index=index, reward=0.0, length=n, prompt_length=prompt)
+        for index, (handle, i, n) in enumerate(parts)
+    ]
+
+
+def handles(shares: list[list[SampleRef]]) -> list[list[str]]:
+    return [sorted({s.handle for s in share}) for share in shares]
+
+
+def test_groups_whose_prompts_are_computed_once_stay_whole() -> None:
+    batch = groups([60] * 4, [60] * 4, [60] * 4, [60] * 4, prompt=50)
+    shares = split_over_ranks(batch, 2, hidden_size=64, share_prompt=True)
+    assert [len(share) for share in shares] == [8, 8]
+    assert [len(found) for found in handles(shares)] == [2, 2]
+    assert [len(found) for found in handles(split_over_ranks(batch, 2, hidden_size=64))] == [4, 4]
+
+
+def test_a_group_is_cut_where_counts_ask_for_it() -> None:
+    batch = groups([60] * 4, [60] * 4, [60] * 4, prompt=50)
+    shares = split_over_ranks(batch, 2, hidden_size=64, share_prompt=True)
+    assert [len(share) for share in shares] == [6, 6]
+    assert sorted(len(found) for found in handles(shares)) == [2, 2]
+
+
+def test_groups_are_spread_where_one_is_much_longer() -> None:
+    batch = groups([500] * 4, [20] * 4, prompt=10)
+    shares = split_over_ranks(batch, 2, hidden_size=64, share_prompt=True)
+    assert handles(shares) == [["h0", "h1"]] * 2
+    assert shares == split_over_ranks(batch, 2, hidden_size=64)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.lists(st.integers(1, 200), min_size=1, max_size=8)), max_size=8),
+    st.integers(1, 6),
+)
+def test_whole_groups_keep_counts_equal_and_the_slowest_rank_no_slower(
+    shapes: list[tuple[int, list[int]]], ranks: int
+) -> None:
+    names = [f"h{number}" for number in range(len(shapes))]
+    batch = [
+        SampleRef(handle=names[number], position=i, index=10 * number + i, reward=0.0, length=p + n, prompt_length=p)
+        for number, (p, answers) in enumerate(shapes)
+        for i, n in enumerate(answers)
+    ]
+    apart, shares = (split_over_ranks(batch, ranks, hidden_size=64, share_prompt=on) for on in (False, True))
+    assert sorted(s.index for share in shares for s in share) == sorted(s.index for s in batch)
+    counts = [len(share) for share in shares]
+    assert max(counts) - min(counts) <= 1
+    slowest = [max(shared_cost(share, 64) for share in found) for found in (shares, apart)]
+    assert slowest[0] <= slowest[1]
 
 
 def test_ranks_share_work() -> None:

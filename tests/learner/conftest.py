@@ -8,6 +8,7 @@ import pytest
 
 from support.learner_models import VOCAB, save_tiny_model
 from support.learner_ranks import RankResults, needed_cases, run_cases
+from support.learner_sharing_cases import save_sharing_models
 from support.learner_step_cases import WIDE
 from support.learner_vision_cases import FAMILIES as VISION_FAMILIES
 from support.vision_models import vision_model
@@ -15,7 +16,7 @@ from support.vision_models import vision_model
 
 @pytest.fixture(scope="session")
 def rank_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the ranks work; holds tiny models: `qwen3` (tied), `untied`, `gpt2`, `WIDE`, a hybrid, some with images."""
+    """Where the ranks work; holds tiny models: `qwen3` (tied), `untied`, `gpt2`, `WIDE`, a hybrid, and others."""
     path = tmp_path_factory.mktemp("learner")
     save_tiny_model(path / "qwen3")
     save_tiny_model(path / "untied", tie=False)
@@ -26,6 +27,7 @@ def rank_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for family in VISION_FAMILIES:
         vision_model(family).save_pretrained(path / family)
     save_tiny_model(path / "qwen3_next", "qwen3_next")
+    save_sharing_models(path)
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from openrlhf.core.batch import Batch
 from openrlhf.core.kl import kl_estimate
 from openrlhf.learner.config import DsConfig, TrainBatchConfig
-from openrlhf.learner.learner import Learner, sum_terms
+from openrlhf.learner.learner import sum_terms
+from openrlhf.learner.micro_batches import score_plan, update_plan
 from openrlhf.learner.objective import ModelOutputs
 from openrlhf.learner.spec import LearnerSpec, Role
 from support.learner_models import make_batch, plain_logprobs
@@ -183,7 +186,6 @@ def test_batch_without_trainable_tokens_takes_no_step(ranks: RankResults) -> Non
 def test_n05_the_token_budget_is_that_of_every_device_of_a_tensor_parallel_group(
     tensor_parallel: int, micro_batches: int
 ) -> None:
-    learner = Learner.__new__(Learner)
     ds = DsConfig(
         param_dtype="fp32",
         attn_implementation="sdpa",
@@ -191,7 +193,14 @@ def test_n05_the_token_budget_is_that_of_every_device_of_a_tensor_parallel_group
         tensor_parallel_size=tensor_parallel,
     )
     batch = TrainBatchConfig(dynamic_batch_enable=True, max_tokens_per_gpu=200)
-    learner.spec = LearnerSpec(role=Role.POLICY, model_path="m", ds=ds, batch=batch)
-    learner.hidden_size = 64
-    assert len(learner._plan([100] * 8, 1, None)) == micro_batches
-    assert len(learner._plan([100] * 8, 1, 400)) == -(-micro_batches // 2)
+    spec = LearnerSpec(role=Role.POLICY, model_path="m", ds=ds, batch=batch)
+    rows = Batch(
+        tokens=torch.zeros(8, 100, dtype=torch.long),
+        attention_mask=torch.ones(8, 100, dtype=torch.bool),
+        action_mask=torch.zeros(8, 100, dtype=torch.bool),
+        index=torch.arange(8),
+    )
+    assert len(update_plan(spec, rows, 1, shared=False, hidden_size=64)) == micro_batches
+    assert len(score_plan(spec, rows, shared=False, hidden_size=64)) == micro_batches
+    wider = replace(spec, score_max_tokens=400)
+    assert len(score_plan(wider, rows, shared=False, hidden_size=64)) == -(-micro_batches // 2)

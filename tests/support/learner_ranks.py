@@ -30,6 +30,7 @@ MODULES = (
     "support.learner_vision_cases",
     "support.learner_dtype_cases",
     "support.learner_teaching_cases",
+    "support.learner_sharing_cases",
 )
 TIMEOUT = 540.0
 

@@ -28,6 +28,7 @@ class SampleInfo:
     min_version: int = -1
     max_version: int = -1
     clipped: bool = False  # reached data.max_len
+    prompt_length: int = 0  # tokens before the first sampled one
     extra_logs: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -85,6 +86,7 @@ class SampleRef:
     """Where one training sample lies: `handle` resolves to a list of trajectories, this is number `position`.
 
     index: the sample's number in the rollout batch. reward: shaped, after the baseline. length: tokens in all.
+    prompt_length: how many of them all samples behind this handle begin with.
     """
 
     handle: Any
@@ -92,6 +94,7 @@ class SampleRef:
     index: int
     reward: float
     length: int
+    prompt_length: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,5 +145,6 @@ def sample_info(trajectory: Trajectory, *, max_len: int) -> SampleInfo:
         min_version=min(versions, default=-1),
         max_version=max(versions, default=-1),
         clipped=len(sample.token_ids) >= max_len,
+        prompt_length=sample.prompt_length,
         extra_logs=dict(sample.extra_logs),
     )

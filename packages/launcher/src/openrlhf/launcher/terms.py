@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 _SAME = """
 agent.max_concurrency agent.max_turns agent.num_workers agent.timeout ds.attn_implementation
-ds.backend
+ds.backend ds.deepcompile ds.lora.dropout
 ds.grad_accum_dtype ds.load_in_4bit ds.lora.rank ds.lora.target_modules ds.packing_samples ds.param_dtype
 ds.ring_attn_size ds.tensor_parallel_size ds.use_liger_kernel ds.use_universal_ckpt ds.value_head_prefix ds.zero_stage
 reward.timeout
@@ -72,6 +72,7 @@ batch.dynamic_batch_enable train.dynamic_batch_enable
 batch.enable_ema train.enable_ema
 batch.ema_beta train.ema_beta
 batch.max_skipped_steps train.max_skipped_steps
+batch.share_prompt train.share_prompt
 store.max_num ckpt.max_num
 store.path ckpt.path
 store.resume ckpt.load_enable

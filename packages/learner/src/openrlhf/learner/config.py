@@ -161,6 +161,10 @@ class TrainBatchConfig:
     max_tokens_per_gpu: int = 16192
     """Token budget per device of a forward pass with --train.dynamic_batch_enable. The devices of a tensor-parallel
     group (--ds.tensor_parallel_size) work on one forward pass, with the budget of all of them."""
+    share_prompt: Literal["auto", "on", "off"] = "auto"
+    """Compute what samples of a micro-batch have in common at their beginning (the prompt of a group, the first turns)
+    once, in training and for log-probs and values. The loss and its gradient stay what they are but for rounding. auto:
+    where the model allows it (no recurrent layers, no images) and a tenth of the tokens is saved."""
     seed: int = 42
     """Seed of everything random."""
     full_determinism_enable: bool = False

@@ -18,7 +18,6 @@ from torch import Tensor
 from openrlhf.core.batch import Batch
 from openrlhf.core.truncation import KeptTokens
 from openrlhf.learner import checkpoint, setup, weights
-from openrlhf.learner.batching import fixed_micro_batches, padded_micro_batches, token_micro_batches
 from openrlhf.learner.collective import Collective, MetricSums
 from openrlhf.learner.ema import MovingAverage
 from openrlhf.learner.engine import load_backend
@@ -26,6 +25,7 @@ from openrlhf.learner.export import export_hf
 from openrlhf.learner.following import Following
 from openrlhf.learner.heads import TokenDistribution
 from openrlhf.learner.lora import export_adapters, has_adapters
+from openrlhf.learner.micro_batches import score_plan, update_plan
 from openrlhf.learner.models import reward_statistics
 from openrlhf.learner.modules import Readings, evaluating
 from openrlhf.learner.objective import ModelOutputs, Objective
@@ -37,6 +37,8 @@ from openrlhf.learner.packing import (
     placeholder,
     with_probe,
 )
+from openrlhf.learner.shared_check import can_share
+from openrlhf.learner.sharing import worthwhile_families
 from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.learner.teaching import Lesson, Told, tell
 
@@ -70,6 +72,7 @@ class Learner:
 
     following: of a model that follows another one, else None.
     optimizer_steps: steps taken so far; skipped ones are not counted.
+    shares_prompt: whether what samples have in common at their beginning is computed once (`batch.share_prompt`).
     image_probe: one row with an image, of which one token counts as sampled; needed where some micro-batches have
     images and others none (see `packing.with_probe`).
     lesson: how updates compare this model with a teacher, of which batches tell (`Batch.teacher`); None: not at all.
@@ -85,6 +88,7 @@ class Learner:
             self.module.check_head(self.device)
             if spec.packed:
                 self.module.check_packing(self.device)
+            self.shares_prompt = can_share(spec, self.module, self.device)
         self.collective = Collective(self.device, self._engine.data_group)
         self.hidden_size = int(self.module.model.config.get_text_config().hidden_size)
         self.ema = MovingAverage(self._engine, spec.batch.ema_beta) if spec.trained and spec.batch.enable_ema else None
@@ -184,11 +188,12 @@ class Learner:
 
     def _inputs(self, part: Batch) -> ModelInputs:
         """What this role reads: the state at every row's end (reward model), or before every trainable token."""
+        families = worthwhile_families(part) if self.shares_prompt else None
         if self.spec.role is Role.REWARD:
-            return build_last_token_inputs(part, packed=self.spec.packed)
+            return build_last_token_inputs(part, packed=self.spec.packed, families=families)
         if self.image_probe is not None and not has_images(part):
             return with_probe(part, self.image_probe)
-        return build_inputs(part, part.action_mask, packed=self.spec.packed)
+        return build_inputs(part, part.action_mask, packed=self.spec.packed, families=families)
 
     # -- training
 
@@ -206,7 +211,8 @@ class Learner:
         if not self.spec.trained:
             raise ValueError(f"the {self.spec.role.value} model is frozen: its spec has no optim")
         self._engine.check_batch(batch)
-        plan = self._update_plan(batch, objective.rows_per_unit)
+        shared, width = self.shares_prompt, self.hidden_size
+        plan = update_plan(self.spec, batch, objective.rows_per_unit, shared=shared, hidden_size=width)
         counts, steps, empty_ranks = self.collective.agree(objective.counts(batch), len(plan), batch.size == 0)
         if not any(counts[term] > 0 for term, weight in objective.coefficients.items() if weight and term in counts):
             return {}
@@ -267,7 +273,7 @@ class Learner:
             outside=None if outside is None else inputs.scatter(outside.float(), shape),
             divergence=None if readings.divergence is None else inputs.scatter(readings.divergence, shape),
             aux_loss=readings.aux_loss,
-            tokens=float(inputs.token_mask.sum()),
+            tokens=float(inputs.token_weights.sum()),
         )
 
     def _count_skip(self, applied: bool, bad: int) -> None:
@@ -282,22 +288,7 @@ class Learner:
         )
 
     def _score_plan(self, batch: Batch) -> list[list[int]]:
-        return self._plan(batch.lengths.tolist(), self.spec.score_micro_batch_size, self.spec.score_max_tokens)
-
-    def _update_plan(self, batch: Batch, rows_per_unit: int) -> list[list[int]]:
-        """Micro-batches in which rows that belong together stay together; their sizes count units."""
-        rows = batch.lengths.view(batch.size // rows_per_unit, rows_per_unit)
-        tokens = rows.sum(-1) if self.spec.packed else rows.amax(-1) * rows_per_unit
-        plan = self._plan(tokens.tolist(), self.spec.batch.micro_batch_size, None)
-        return [[unit * rows_per_unit + row for unit in part for row in range(rows_per_unit)] for part in plan]
-
-    def _plan(self, lengths: list[int], size: int, max_tokens: int | None) -> list[list[int]]:
-        if not self.spec.batch.dynamic_batch_enable:
-            return fixed_micro_batches(lengths, size)
-        budget = (max_tokens or self.spec.batch.max_tokens_per_gpu) * self.spec.ds.tensor_parallel_size
-        if not self.spec.packed:
-            return padded_micro_batches(lengths, budget)
-        return token_micro_batches(lengths, budget, hidden_size=self.hidden_size)
+        return score_plan(self.spec, batch, shared=self.shares_prompt, hidden_size=self.hidden_size)
 
     # -- weights
 

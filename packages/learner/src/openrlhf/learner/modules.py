@@ -19,6 +19,7 @@ from openrlhf.core.truncation import KeptTokens
 from openrlhf.learner.heads import Head, LogitsHead, ScalarHead, TokenDistribution, TokenHead, check_plain_head
 from openrlhf.learner.layers import num_experts
 from openrlhf.learner.packing import ModelInputs
+from openrlhf.learner.shared_attention import SharedAttention
 from openrlhf.learner.teaching import NO_STATES, Lesson, TeachingHead
 
 LEAK = 1e-3
@@ -57,7 +58,8 @@ class LearnerModule(nn.Module):
     """A model with its head: a language model, or a backbone with a scalar head.
 
     head_name: what a scalar head is called in checkpoints. distribution: what log-probs are of, unless a call says
-    otherwise. aux_loss: whether the balance loss of a mixture of experts is computed.
+    otherwise. aux_loss: whether the balance loss of a mixture of experts is computed. flex: whether shared rows go
+    through flex attention.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class LearnerModule(nn.Module):
         self.head_name = head_name
         self.distribution = distribution
         self.aux_loss = aux_loss
+        self.flex = False
 
     @property
     def scalar(self) -> bool:
@@ -125,6 +128,10 @@ class LearnerModule(nn.Module):
         )
         return Readings(read.logprobs, read.entropy, aux, read.kept, read.outside, divergence=taught)
 
+    def states(self, inputs: ModelInputs) -> Tensor:
+        """The last hidden states at `inputs.select`, [N, H]."""
+        return self._call(self.backbone, inputs).last_hidden_state.flatten(0, 1)[inputs.select]
+
     def hf_name(self, name: str) -> str:
         """A parameter's name here -> its name in a Hugging Face checkpoint."""
         owner, _, rest = name.partition(".")
@@ -174,17 +181,22 @@ class LearnerModule(nn.Module):
         """The only place where a model is called for training or scoring.
 
         attention_mask stays None: padding is on the right, where a causal model never looks, and in a packed row a
-        mask would switch off the separation of the samples. So would a cache.
+        mask would switch off the separation of the samples. So would a cache. In a shared row `SharedAttention` sees to
+        it, and no mask is read.
         """
         extra: dict[str, Any] = {"output_router_logits": True} if self.aux_loss else {}
         positions: Tensor | None = inputs.position_ids
+        mask: Tensor | None = None
+        if inputs.shared is not None:
+            extra["attend"] = SharedAttention(inputs.shared, flex=self.flex)
+            mask = torch.zeros(1, 1, 1, 1, device=inputs.input_ids.device)  # as it is ready, none of [L, L] is made
         if inputs.images is not None:
             extra |= self._image_inputs(inputs.input_ids, inputs.images)
             positions = None  # many such models number the places of an image in rows and columns, each in its way
         outputs = model(
             input_ids=inputs.input_ids,
             position_ids=positions,
-            attention_mask=None,
+            attention_mask=mask,
             use_cache=False,
             **extra,
         )
@@ -204,7 +216,7 @@ class LearnerModule(nn.Module):
 
         config = self.model.config.get_text_config()
         loss = load_balancing_loss_func(
-            outputs.router_logits, num_experts(config), config.num_experts_per_tok, inputs.token_mask
+            outputs.router_logits, num_experts(config), config.num_experts_per_tok, inputs.token_weights
         )
         assert isinstance(loss, Tensor), "a mixture of experts returns its router logits"
         return loss

@@ -1,4 +1,4 @@
-"""From a `Batch` to what a model is called with: padded rows, or one packed row.
+"""From a `Batch` to what a model is called with: padded rows, one packed row, or one row with shared beginnings.
 
 Packing rule of transformers 5: attention_mask=None, position_ids that restart at 0 for each sample, use_cache=False.
 Anything else attends across samples without a word.
@@ -6,6 +6,7 @@ Anything else attends across samples without a word.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,20 +15,24 @@ from torch import Tensor
 
 from openrlhf.core.batch import Batch
 from openrlhf.core.truncation import KeptTokens
+from openrlhf.learner.batching import Family
+from openrlhf.learner.sharing import SharedLayout, lay_out
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInputs:
     """One micro-batch, ready for the model.
 
-    input_ids, position_ids: [R, L] int64; R = 1 when packed.
-    select: [N] int64, numbers of the hidden states to read, counted over the flattened [R, L].
+    input_ids, position_ids: [R, L] int64; R = 1 when packed or shared.
+    select: [N] int64, numbers of the hidden states to read, counted over the flattened [R, L]. A shared state is read
+    for every row that it belongs to.
     targets: [N] int64, the token each of them predicts.
     rows, cols: [N] int64, where the results belong in [B, T].
-    token_mask: [R, L] bool, False on padding.
+    token_weights: [R, L] of how many samples each token is one: 0 (padding) or 1, and more where samples share it.
     images: the model's inputs beside the tokens (pixel_values, ...), of all images of the rows in order.
     kept: the N sets that log-probs are over, of a batch that has them.
     unread: how many of the last results belong to no row of the batch (see `with_probe`).
+    shared: how samples share their beginnings; None: they do not.
     """
 
     input_ids: Tensor
@@ -36,10 +41,11 @@ class ModelInputs:
     targets: Tensor
     rows: Tensor
     cols: Tensor
-    token_mask: Tensor
+    token_weights: Tensor
     images: dict[str, Tensor] | None = None
     kept: KeptTokens | None = None
     unread: int = 0
+    shared: SharedLayout | None = None
 
     def scatter(self, values: Tensor, shape: torch.Size) -> Tensor:
         """[N] results to [B, T], 0 elsewhere; differentiable."""
@@ -47,12 +53,15 @@ class ModelInputs:
         return values.new_zeros(shape).index_put((self.rows[:n], self.cols[:n]), values[:n])
 
 
-def build_inputs(batch: Batch, positions: Tensor, *, packed: bool) -> ModelInputs:
+def build_inputs(
+    batch: Batch, positions: Tensor, *, packed: bool, families: Sequence[Family] | None = None
+) -> ModelInputs:
     """Inputs that read one hidden state for every True in `positions`.
 
     positions: [B, T] bool. True at t asks for the state that predicts token t (it sits at t - 1); t = 0 is not allowed.
     Without any True the state of the first token is read, so that forward and backward still run through the whole
     model; its result lands at [0, 0], which is never trainable.
+    families: rows that begin alike (`sharing.find_families`): what they share is computed once, in one row.
     """
     assert not positions[:, 0].any(), "token 0 has no prefix that could predict it"
     rows, cols = positions.nonzero(as_tuple=True)
@@ -61,16 +70,22 @@ def build_inputs(batch: Batch, positions: Tensor, *, packed: bool) -> ModelInput
         rows = cols = torch.zeros(1, dtype=torch.long, device=positions.device)
         kept = None
     assert kept is None or len(kept.counts) == len(rows), "a batch's kept sets are those of its action tokens"
-    return replace(_inputs(batch, rows, cols, (cols - 1).clamp(min=0), packed=packed), kept=kept)
+    states = (cols - 1).clamp(min=0)
+    return replace(_inputs(batch, rows, cols, states, packed=packed, families=families), kept=kept)
 
 
-def build_last_token_inputs(batch: Batch, *, packed: bool) -> ModelInputs:
+def build_last_token_inputs(batch: Batch, *, packed: bool, families: Sequence[Family] | None = None) -> ModelInputs:
     """Inputs that read the state of every row's last real token; results land at [b, 0]."""
     rows = torch.arange(batch.size, device=batch.tokens.device)
-    return _inputs(batch, rows, torch.zeros_like(rows), (batch.lengths - 1).clamp(min=0), packed=packed)
+    states = (batch.lengths - 1).clamp(min=0)
+    return _inputs(batch, rows, torch.zeros_like(rows), states, packed=packed, families=families)
 
 
-def _inputs(batch: Batch, rows: Tensor, cols: Tensor, states: Tensor, *, packed: bool) -> ModelInputs:
+def _inputs(
+    batch: Batch, rows: Tensor, cols: Tensor, states: Tensor, *, packed: bool, families: Sequence[Family] | None
+) -> ModelInputs:
+    if families is not None:
+        return _shared_inputs(batch, rows, cols, states, lay_out(batch, families))
     size, width = batch.tokens.shape
     device = batch.tokens.device
     position_ids = torch.arange(width, device=device).expand(size, width)
@@ -80,10 +95,10 @@ def _inputs(batch: Batch, rows: Tensor, cols: Tensor, states: Tensor, *, packed:
         starts = lengths.cumsum(0) - lengths
         select = starts[rows] + states
         input_ids, position_ids = input_ids[mask][None], position_ids[mask][None]
-        token_mask = torch.ones_like(input_ids, dtype=torch.bool)
+        token_weights = torch.ones_like(input_ids, dtype=torch.bool)
     else:
         select = rows * width + states
-        token_mask = mask
+        token_weights = mask
     images = join_images(batch.extra, device)
     assert images is None or not packed, "a packed row would lose the places of its images"
     return ModelInputs(
@@ -93,8 +108,22 @@ def _inputs(batch: Batch, rows: Tensor, cols: Tensor, states: Tensor, *, packed:
         targets=batch.tokens[rows, cols],
         rows=rows,
         cols=cols,
-        token_mask=token_mask,
+        token_weights=token_weights,
         images=images,
+    )
+
+
+def _shared_inputs(batch: Batch, rows: Tensor, cols: Tensor, states: Tensor, layout: SharedLayout) -> ModelInputs:
+    assert not has_images(batch), "a shared row would lose the places of its images"
+    return ModelInputs(
+        input_ids=batch.tokens.flatten()[layout.cells][None],
+        position_ids=layout.positions[None],
+        select=layout.place(rows, states),
+        targets=batch.tokens[rows, cols],
+        rows=rows,
+        cols=cols,
+        token_weights=layout.weights[None],
+        shared=layout,
     )
 
 

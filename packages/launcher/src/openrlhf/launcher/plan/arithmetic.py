@@ -26,6 +26,7 @@ class Batches:
     data_parallel_ranks: int
     samples_per_rank: int
     micro_batches_per_rank: int | None
+    samples_of_a_prompt_per_pass: int
     prompts: int | None
     rollouts: int | None
     prompts_in_last_rollout: int | None
@@ -87,11 +88,24 @@ def batches(c: TrainPPOConfig, prompts: int | None) -> Batches:
         data_parallel_ranks=parallel,
         samples_per_rank=share,
         micro_batches_per_rank=None if c.train.dynamic_batch_enable else math.ceil(share / c.train.micro_batch_size),
+        samples_of_a_prompt_per_pass=samples_of_a_prompt(c),
         prompts=total,
         rollouts=None if total is None else math.ceil(total / per_rollout) * c.train.num_episodes,
         prompts_in_last_rollout=None if total is None else total - (math.ceil(total / per_rollout) - 1) * per_rollout,
         lr_horizon=c.train.max_steps if total is None else optimizer_step_horizon(c.rollout, c.train, total),
     )
+
+
+def samples_of_a_prompt(c: TrainPPOConfig) -> int:
+    """How many samples of a prompt meet in a training pass, which computes the prompt once for them; 1 without sharing.
+
+    Where a rollout batch is cut into several optimiser steps its samples are drawn at random: so many on average.
+    """
+    if c.train.share_prompt == "off" or c.data.max_images_per_prompt > 0:
+        return 1
+    n = c.rollout.n_samples_per_prompt
+    in_step = n * min(1.0, c.train.batch_size / (c.rollout.batch_size * n))
+    return max(1, int(in_step if c.train.dynamic_batch_enable else min(in_step, c.train.micro_batch_size)))
 
 
 def placement(c: TrainPPOConfig) -> list[Placed]:

@@ -109,6 +109,9 @@ def _batch_lines(b: Batches) -> list[str]:
         f" {b.samples_per_optimizer_step:,} samples each, {b.samples_in_last_step:,} in the last",
         f"  per rank           {b.samples_per_rank:,} samples on {b.data_parallel_ranks} ranks, {micro}",
     ]
+    together = b.samples_of_a_prompt_per_pass
+    shared = f"once for {together} samples of a forward pass, where the model allows it"
+    lines.append(f"  prompts computed   {shared if together > 1 else 'once per sample'}")
     if b.prompts is not None:
         run = (
             f"{b.prompts:,} prompts, {b.rollouts} rollout batch(es), {b.prompts_in_last_rollout:,} prompts in the last"

@@ -31,6 +31,7 @@ class RankGroup(Generic[T]):
     algo: what the policy learns, which decides what a reference is asked.
     truncated: whether samples are of what top-p, top-k or min-p keep: then the reference has to know what that is.
     follows: whether it is a reference that moves to the policy.
+    share_prompt: whether a rank may compute the prompt of a group once.
     """
 
     role: str
@@ -40,11 +41,15 @@ class RankGroup(Generic[T]):
     truncated: bool = False
     algo: AlgoConfig = field(default_factory=AlgoConfig)
     follows: bool = False
+    share_prompt: bool = False
 
     def shares(self, mini_batches: Sequence[Sequence[SampleRef]]) -> list[list[list[SampleRef]]]:
         """Per rank: its share of every mini-batch."""
         parts = len(self.ranks) // self.tensor_parallel
-        split = [split_over_ranks(batch, parts, hidden_size=self.hidden_size) for batch in mini_batches]
+        split = [
+            split_over_ranks(batch, parts, hidden_size=self.hidden_size, share_prompt=self.share_prompt)
+            for batch in mini_batches
+        ]
         return [[shares[rank // self.tensor_parallel] for shares in split] for rank in range(len(self.ranks))]
 
     def ask(self, method: Callable[Concatenate[T, P], Any], *args: P.args, **kwargs: P.kwargs) -> Refs:

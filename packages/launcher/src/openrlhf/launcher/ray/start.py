@@ -264,6 +264,7 @@ def start_learners(
             truncated=truncation(config.rollout).active,
             algo=config.algo,
             follows=role == Role.REFERENCE and config.ref.sync_steps > 0,
+            share_prompt=config.train.share_prompt != "off",
         )
         spec = learner_spec(config, Role(role), horizon, vision)
         own = None if threads is None else threads.ranks[Role(role)]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from openrlhf.launcher.samples import SampleRef
-from openrlhf.learner.batching import sample_cost
+from openrlhf.learner.batching import Family, sample_cost
 
 T = TypeVar("T")
 
@@ -40,25 +40,67 @@ def epoch_seed(num_mini_batches: int, *, seed: int, step: int, epoch: int) -> st
     return f"members {seed} {step} {epoch}" if epoch > 0 and num_mini_batches > 1 else None
 
 
-def split_over_ranks(samples: Sequence[SampleRef], ranks: int, *, hidden_size: int) -> list[list[SampleRef]]:
-    """Balance one mini-batch over ranks: longest first onto the rank with the least work; equal counts where possible.
+Shares = list[list[SampleRef]]
+
+
+def split_over_ranks(
+    samples: Sequence[SampleRef], ranks: int, *, hidden_size: int, share_prompt: bool = False
+) -> Shares:
+    """Balance one mini-batch over ranks: the rank with the most work gets as little as possible, in equal counts.
 
     hidden_size: the model's, for the cost of a sample (`learner.batching.sample_cost`).
+    share_prompt: a rank computes the prompt of a group once. So groups stay whole where the rank with the most work
+    then has less of it; else, and without, the samples are spread by themselves.
     Every rank gets floor(n / ranks) or ceil(n / ranks) samples, so a rank gets none only when there are fewer
     samples than ranks.
     """
-    limit = -(-len(samples) // ranks)
-    shares: list[list[SampleRef]] = [[] for _ in range(ranks)]
-    heap = [(0.0, rank) for rank in range(ranks)]
-    spare = len(samples) - (limit - 1) * ranks  # how many ranks may hold `limit` samples
-    for sample in sorted(samples, key=lambda s: (-s.length, s.index)):
-        while True:
-            load, rank = heapq.heappop(heap)
-            size = len(shares[rank])
-            if size < limit - 1 or (size == limit - 1 and spare > 0):
-                break
-        if size == limit - 1:
-            spare -= 1
-        shares[rank].append(sample)
-        heapq.heappush(heap, (load + sample_cost(sample.length, hidden_size), rank))
+    shares = _spread([[sample] for sample in samples], ranks, hidden_size)
+    if share_prompt and ranks > 1:
+        whole = _spread(_groups(samples), ranks, hidden_size)
+        shares = min(shares, whole, key=lambda found: max(shared_cost(share, hidden_size) for share in found))
     return [sorted(share, key=lambda s: s.index) for share in shares]
+
+
+def shared_cost(samples: Sequence[SampleRef], hidden_size: int) -> float:
+    """Cost of a rank's share in which prompts are computed once."""
+    return sum(_family_cost(group, hidden_size) for group in _groups(samples))
+
+
+def _groups(samples: Sequence[SampleRef]) -> list[list[SampleRef]]:
+    """The samples of each prompt."""
+    found: dict[int, list[SampleRef]] = {}
+    for sample in samples:
+        found.setdefault(id(sample.handle), []).append(sample)
+    return list(found.values())
+
+
+def _family_cost(group: Sequence[SampleRef], hidden_size: int) -> float:
+    if len(group) == 1:
+        return sample_cost(group[0].length, hidden_size)
+    prefix = min(sample.prompt_length for sample in group)
+    return Family(tuple(range(len(group))), prefix).cost([sample.length for sample in group], hidden_size)
+
+
+def _spread(units: Sequence[Sequence[SampleRef]], ranks: int, hidden_size: int) -> Shares:
+    """The most expensive unit first, onto the rank with the least work; cut where no rank has room for all of it."""
+    count = sum(map(len, units))
+    limit = -(-count // ranks)
+    spare = count - (limit - 1) * ranks  # how many ranks may hold `limit` samples
+    shares: Shares = [[] for _ in range(ranks)]
+    loads = [0.0] * ranks
+    waiting = [(-_family_cost(unit, hidden_size), unit[0].index, list(unit)) for unit in units]
+    heapq.heapify(waiting)
+    while waiting:
+        unit = heapq.heappop(waiting)[-1]
+        room = [limit - (0 if spare > 0 or len(share) == limit else 1) - len(share) for share in shares]
+        fitting = [rank for rank in range(ranks) if room[rank] >= len(unit)]
+        if not fitting:
+            widest = max(room)
+            unit, rest = unit[:widest], unit[widest:]
+            heapq.heappush(waiting, (-_family_cost(rest, hidden_size), rest[0].index, rest))
+            fitting = [rank for rank in range(ranks) if room[rank] >= widest]
+        rank = min(fitting, key=lambda r: (loads[r], r))
+        shares[rank] += unit
+        spare -= len(shares[rank]) == limit
+        loads[rank] += _family_cost(unit, hidden_size)
+    return shares

@@ -61,7 +61,14 @@ def shape_groups(
     numbers = {id(g): n for n, g in enumerate(groups)}
     baseline = group_baseline(estimator, shaped, torch.tensor([numbers[id(g)] for g, _, _ in kept]))
     samples = [
-        SampleRef(handle=g.handle, position=i, index=index, reward=value, length=s.total_length)
+        SampleRef(
+            handle=g.handle,
+            position=i,
+            index=index,
+            reward=value,
+            length=s.total_length,
+            prompt_length=s.prompt_length,
+        )
         for index, ((g, i, s), value, valid) in enumerate(
             zip(kept, baseline.rewards.tolist(), baseline.keep.tolist(), strict=True)
         )
