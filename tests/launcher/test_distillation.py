@@ -111,6 +111,7 @@ def test_a_rank_learns_the_whole_distribution(kind: Any, top_k: int, jsd_beta: f
     rank, teacher = toy_rank(PolicyRank, STUDENT, own), toy_rank(ReferenceRank, TEACHER, own)
     shares = [references([sampled([0, 2, 1]), sampled([0, 1])], (1.0, -1.0))]
     batch = rank.prepare(shares, scores={}, kl_coef=0.0, told=[teacher.tell(shares)])
+    assert "train/kl" not in combine_sums([rank.metrics(batch)])
     metrics = combine_sums([rank.update(batch, [0], kl_coef=0.0)])
     table = STUDENT.clone().requires_grad_()
     top = top_tokens(TEACHER, LOGITS, top_k)

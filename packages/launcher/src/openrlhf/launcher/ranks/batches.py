@@ -149,7 +149,7 @@ def told_rows(batch: Batch, parts: Sequence[ToldPerSample]) -> list[dict[str, Te
 def prepared_sums(batch: Batch, rewards: Tensor, kl: Tensor | None) -> Sums:
     """Sums over this rank: KL per token, return per sample, moments and extremes of the advantages.
 
-    The KL is 0 without a reference model; with the KL as a loss `update` measures it.
+    The KL is 0 without a reference model; with the KL or a divergence as a loss `update` measures it.
     """
     mask = batch.action_mask
     assert batch.advantages is not None
@@ -164,7 +164,7 @@ def prepared_sums(batch: Batch, rewards: Tensor, kl: Tensor | None) -> Sums:
     }
     if kl is not None:
         sums["train/kl"] = (float(kl.sum()), tokens)
-    elif batch.ref_logprobs is None:
+    elif batch.ref_logprobs is None and batch.teacher is None:
         sums["train/kl"] = (0.0, tokens)
     return sums
 
