@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -184,6 +186,6 @@ def test_a_count_of_0_stands_for_all_tokens() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"top_p": 0.0}, {"top_p": 1.5}, {"min_p": -0.1}])
-def test_wrong_settings(wrong: dict[str, float]) -> None:
+def test_wrong_settings(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must be in"):
         Truncation(**wrong)

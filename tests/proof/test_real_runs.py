@@ -26,8 +26,8 @@ VARIANTS = {
     "kl penalty": "--algo.kl.init_coef 0.01 --algo.kl.estimator k1 --ref.num_gpus_per_node 1",
     "grpo with kl loss": "--algo.advantage.estimator group_norm --algo.kl.init_coef 0.01 --algo.kl.use_loss "
     "--algo.kl.estimator k3 --ref.num_gpus_per_node 2",
-    "top-p with a kl penalty": "--rollout.top_p 0.9 --algo.kl.init_coef 0.01 --algo.kl.estimator k1 "
-    "--ref.num_gpus_per_node 1",
+    "top-p, reference reset": "--rollout.top_p 0.9 --algo.kl.init_coef 0.01 --algo.kl.estimator k1 "
+    "--ref.num_gpus_per_node 1 --ref.sync_steps 10",
     "icepop": "--algo.advantage.is_correction_enable --algo.advantage.is_correction_type icepop",
 }
 
@@ -69,6 +69,10 @@ def train(folder: Path, base: Path, extra: list[str], *, seed: int) -> float:
     events = read_events(paths.tensorboard)
     for name in ("train/logprobs_diff", "train/outside_kept", "train/kl"):
         print(name, *(f"{event.value:.2e}" for event in events.get(name, [])[:3]))
+    if "--ref.sync_steps" in extra:  # a step after a reset, and before the next one
+        kl = {event.step: event.value for event in events["train/kl"]}
+        print("train/kl", kl)
+        assert max(abs(kl[step]) for step in (1, 11, 21, 31)) <= 1e-6 < kl[10]
     staleness = [event.value for event in events.get("rollout/staleness_max", [])]
     assert all(value <= 1 for value in staleness)
     accuracy_after = accuracy(paths.model, read_jsonl(held_out))

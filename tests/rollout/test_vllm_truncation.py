@@ -22,11 +22,12 @@ def processed_logprobs(logits: torch.Tensor, temperature: float, cut: Truncation
     from vllm.v1.sample.sampler import Sampler
 
     n, vocab = logits.shape
-    sampler = SimpleNamespace(max_num_seqs=n)
-    processor = MinPLogitsProcessor(SimpleNamespace(scheduler_config=sampler), torch.device("cpu"), False)
+    config: Any = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=n))
+    processor = MinPLogitsProcessor(config, torch.device("cpu"), False)
     params: Any = SimpleNamespace(min_p=cut.min_p)
     added = [(row, params, None, []) for row in range(n)]
-    processor.update_state(SimpleNamespace(added=added, removed=[], moved=[], batch_size=n))
+    update: Any = SimpleNamespace(added=added, removed=[], moved=[], batch_size=n)
+    processor.update_state(update)
     z = Sampler.apply_temperature(logits.to(torch.float32).clone(), torch.full((n,), temperature), all_random=True)
     z = processor.apply(z)
     k = torch.full((n,), min(cut.top_k, vocab), dtype=torch.int32) if cut.top_k > 0 else None

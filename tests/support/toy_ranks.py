@@ -81,7 +81,8 @@ class ToyLearner:
             return Scores(rewards=self.table.detach()[batch.tokens[torch.arange(batch.size), batch.lengths - 1]])
         found = outputs.logprobs if outputs.logprobs is not None else outputs.values
         assert found is not None
-        return Scores(**{"values" if self.spec.role is Role.CRITIC else "logprobs": found.detach() * batch.action_mask})
+        values = found.detach() * batch.action_mask
+        return Scores(values=values) if self.spec.role is Role.CRITIC else Scores(logprobs=values)
 
     def update(self, batch: Batch, objective: Objective) -> Metrics:
         outputs = self._outputs(batch)

@@ -41,7 +41,7 @@ class RankBatch:
     rows: Sequence[Sequence[int]]
     metrics: Sums = field(default_factory=dict)
 
-    def with_(self, **tensors: Tensor | None) -> RankBatch:
+    def with_(self, **tensors: Any) -> RankBatch:
         """A copy whose batch has these fields replaced."""
         return replace(self, batch=self.batch.with_(**tensors))
 
