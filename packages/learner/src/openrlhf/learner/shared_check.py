@@ -22,7 +22,8 @@ from openrlhf.learner.heads import LogitsHead
 from openrlhf.learner.layers import num_experts, recurrent_layers
 from openrlhf.learner.modules import LearnerModule, evaluating
 from openrlhf.learner.packing import build_inputs
-from openrlhf.learner.shared_attention import UnknownOptionError, flex_available, follow
+from openrlhf.learner.shared_attention import SharedAttention, UnknownOptionError, flex_available, follow
+from openrlhf.learner.sharing import lay_out
 from openrlhf.learner.spec import LearnerSpec
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def sharing_problem(spec: LearnerSpec, module: LearnerModule, device: torch.devi
     """Why samples cannot share their beginnings; None where they can, and `module` is ready for it. Collective."""
     problem = ruled_out(spec, module, device)
     if problem is None:
-        module.flex = device.type == "cuda" and flex_available()
+        module.flex = device.type == "cuda" and flex_available() and flex_works(module, device)
         problem = _tried_out(spec.ds.attn_implementation, module, device)
     failed = torch.tensor(float(problem is not None), device=device)
     if dist.is_initialized():
@@ -71,11 +72,37 @@ def ruled_out(spec: LearnerSpec, module: LearnerModule, device: torch.device) ->
         return f"its {', '.join(recurrent)} layers carry a state from token to token"
     if module.aux_loss and isinstance(module.head, LogitsHead):
         return "its own balance loss counts a shared token once"
-    if "flash" in kernel and not (device.type == "cuda" and flex_available()):
-        return f"{kernel} needs flex attention beside it, which this torch lacks"
     if not open_seam(kernel):
         return f"`ds.attn_implementation` {kernel!r} has no place for it"
     return None
+
+
+def flex_works(module: LearnerModule, device: torch.device) -> bool:
+    """Whether flex attention compiles for heads as the model's and gives what grids give, forward and backward.
+
+    Without it grids are used, also beside flash attention.
+    """
+    config = module.model.config.get_text_config()
+    heads, width = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+    groups, width = getattr(config, "num_key_value_heads", None) or heads, getattr(config, "head_dim", None) or width
+    batch, families = _few_tokens()
+    layout = lay_out(batch.to(device), families)
+    generator = torch.Generator().manual_seed(0)
+    dtype, shapes = next(module.parameters()).dtype, [(1, n, len(layout.cells), width) for n in (heads, groups, groups)]
+    tensors = [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
+
+    def outcome(*, flex: bool) -> list[Tensor]:
+        q, k, v = inputs = [t.clone().requires_grad_() for t in tensors]
+        out = SharedAttention(layout, flex=flex)(module, q, k, v, None, scaling=None)
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), inputs)]
+
+    try:
+        with torch.enable_grad():
+            pairs = list(zip(outcome(flex=True), outcome(flex=False), strict=True))
+    except (RuntimeError, NotImplementedError, ValueError) as error:  # whatever the compiler has against it
+        logger.info("shared prompts go without flex attention, which fails here: %s", error)
+        return False
+    return all(float((a - b).abs().max()) <= TOLERANCE[dtype] * float(b.abs().max()) for a, b in pairs)
 
 
 def _tried_out(implementation: str, module: LearnerModule, device: torch.device) -> str | None:

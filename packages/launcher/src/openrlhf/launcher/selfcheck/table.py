@@ -72,10 +72,11 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="attention",
-        shows="packed and padded samples, and flash attention where it is installed, give the same gradient",
+        shows="padded and packed samples, those with shared prompts, and installed flash attention give one gradient",
         function=f"{HERE}.attention:attention",
         fix="train with --ds.attn_implementation sdpa (eager if sdpa fails too) and without --ds.packing_samples and "
-        "--train.dynamic_batch_enable, or install flash-attn again: pip install flash-attn --no-build-isolation",
+        "--train.dynamic_batch_enable, and with --train.share_prompt off, or install flash-attn again: pip install "
+        "flash-attn --no-build-isolation",
         bound_s=20.0,
         shares="learner",
     ),
