@@ -350,11 +350,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     python = peer_python(args.peer_venv.absolute())
     jobs = [JOBS[name] if args.prompts is None else smaller(JOBS[name], args.prompts) for name in args.jobs]
-    results = [compare(job, args, python) for job in jobs]
-    load = f"load average {os.getloadavg()[0]:.1f}"
-    print(f"\n{machine()}, {load}, medians of up to {args.rounds} steps in turn\n\n{table(results)}")
-    if args.json:
-        args.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=1), encoding="utf-8")
+    results: list[dict[str, Any]] = []
+    try:
+        for job in jobs:
+            results.append(compare(job, args, python))
+    finally:  # a run that is ended shows the jobs that are done
+        load = f"load average {os.getloadavg()[0]:.1f}"
+        print(f"\n{machine()}, {load}, medians of up to {args.rounds} steps in turn\n\n{table(results)}")
+        if args.json:
+            args.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=1), encoding="utf-8")
     return 0
 
 
