@@ -55,6 +55,7 @@ HOMES = {
         "openrlhf.rollout.vllm.engine",
         "openrlhf.rollout.vllm.arguments",
         "openrlhf.rollout.vllm.bare",
+        "openrlhf.rollout.vllm.forked",
         "openrlhf.rollout.weights.gloo_engine",  # the receivers, and the plugin that makes them known to vLLM
         "openrlhf.rollout.weights.cuda_engine",
         "openrlhf.rollout.weights.plugin",

@@ -61,6 +61,10 @@ def test_environment_of_a_cpu_engine() -> None:
     assert env["TORCHDYNAMO_DISABLE"] == "1"
     assert "TORCHDYNAMO_DISABLE" not in environment(EngineSpec(model="m", enforce_eager=False))
     assert "OMP_NUM_THREADS" not in environment(EngineSpec(model="m", device="cuda"))
+    assert env["VLLM_WORKER_MULTIPROC_METHOD"] == "fork"
+    bound = EngineSpec(model="m", engine_args={"numa_bind": True})  # vLLM starts a bound core by another program
+    assert environment(bound)["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+    assert "VLLM_WORKER_MULTIPROC_METHOD" not in environment(EngineSpec(model="m", device="cuda"))
 
 
 def test_images_are_limited_and_other_inputs_left_out() -> None:

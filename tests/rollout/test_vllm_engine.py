@@ -123,6 +123,12 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     assert not segments() - before
 
 
+def test_vllm_is_imported_once_for_all_engines_and_their_cores(stage: Stage) -> None:
+    """A fork keeps the place of its program in memory; a core that was started as a program would have another."""
+    images = [Path(f"/proc/{pid}/auxv").read_bytes() for pid in (stage.host.process.pid, *stage.host.children())]
+    assert images.count(images[0]) == 1 + len(stage.versions)
+
+
 @BOTH
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_logprobs_are_those_of_the_sampling_distribution(stage: Stage, name: str, temperature: float) -> None:  # B026

@@ -101,6 +101,7 @@ def environment(spec: EngineSpec) -> dict[str, str]:
         env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         env["OMP_NUM_THREADS"] = str(spec.cpu_threads)
         env |= KEPT_MEMORY
+        env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn" if spec.engine_args.get("numa_bind") else "fork"
         if spec.enforce_eager:
             env["TORCHDYNAMO_DISABLE"] = "1"
     elif spec.full_determinism:

@@ -83,10 +83,13 @@ class VllmEngine:
         from vllm.config import WeightTransferConfig
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        from openrlhf.rollout.vllm.forked import forked_core
+
         transfer = WeightTransferConfig(backend=RECEIVERS[self.spec.sync_backend])
         try:
             args = AsyncEngineArgs(**vllm_args(self.spec), weight_transfer_config=transfer)
-            self._llm = AsyncLLM.from_engine_args(args)
+            with forked_core():
+                self._llm = AsyncLLM.from_engine_args(args)
         except Exception as error:
             raise EngineError(f"{self.name} could not start on model {self.spec.model!r}: {error}") from error
         await self._set_version(0)
