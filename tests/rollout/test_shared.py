@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -275,3 +276,22 @@ def test_open_files_are_two_per_slot_and_process(joined: tuple[WeightSender, lis
             assert all(same(future.result(PATIENCE_S), weights(version)) for future in reading)
     gc.collect()
     assert 0 < len(open_memory()) <= 2 * RING * (1 + len(groups))
+
+
+def test_an_end_that_is_dropped_closes_without_a_warning() -> None:
+    sender = WeightSender(timeout_s=PATIENCE_S)
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(WeightGroup.join, sender.open(2, 0), 1)
+        sender.connect()
+        group = joining.result(PATIENCE_S)
+    dropped = WeightSender(timeout_s=PATIENCE_S)
+    dropped.open(2, 0)  # whose meeting point nobody has reached
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del sender, joining, dropped
+        gc.collect()
+        with pytest.raises(RuntimeError, match="the trainer is gone"):
+            list(group.receive(PLAN, 1))
+        del group
+        gc.collect()
+    assert not [str(w.message) for w in caught if issubclass(w.category, ResourceWarning)]

@@ -43,6 +43,13 @@ _LONGEST = 1 << 16
 """Bytes of the longest request: of a receiver that gives 8,191 slots back at once."""
 
 
+class _Socket(socket.socket):
+    """Closes silently when it is dropped, as torch's stores and groups do."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def listen() -> tuple[socket.socket, str]:
     """A meeting point for receivers on this host, and its name, which is no file's.
 
@@ -50,7 +57,7 @@ def listen() -> tuple[socket.socket, str]:
     """
     os.close(os.memfd_create("openrlhf-weights"))
     name = f"openrlhf-weights-{secrets.token_hex(16)}"
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener = _Socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(f"\0{name}")
         listener.listen()
@@ -104,7 +111,8 @@ class SharedSender:
         missing = set(ranks)
         self._listener.settimeout(self._timeout_s)
         while missing:
-            connection = _bounded("the engine workers of this host", self._timeout_s, self._listener.accept)[0]
+            accepted = _bounded("the engine workers of this host", self._timeout_s, self._listener.accept)[0]
+            connection = _Socket(fileno=accepted.detach())
             # the meeting point's name is no secret on this host; weights are for processes of the same user
             if _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1] != os.getuid():
                 connection.close()
@@ -211,7 +219,7 @@ class SharedReceiver:
         """Connect to the sender's meeting point. None where that is not on this host (or in another container)."""
         if not name:
             return None
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection = _Socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(timeout_s)
         try:
             connection.connect(f"\0{name}")
