@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/learner.py --shared 128,128 --shared 16,128 [--samples 8] [--layers 30] [--rounds 3]
 
 `--shared PROMPT,ANSWER` measures groups of samples of one prompt with `share_prompt` on and off instead, padded and
-packed; answers are half to once as long as given, as in a real group.
+packed; answers are between three and five quarters as long as given.
 
 The model has the shape of SmolLM2-135M with random weights. Both sides do forward, backward, clipping and AdamW on the
 same samples in one process; the learner through DeepSpeed ZeRO-2 with one rank. Rounds alternate between the sides, so
@@ -90,12 +90,13 @@ def group_batch(prompt: int, answer: int, samples: int, seed: int = 0) -> Batch:
     """Samples of one prompt, whose answers are trained."""
     rng = random.Random(seed)
     head = [rng.randrange(VOCAB) for _ in range(prompt)]
-    lengths = [prompt + rng.randint(answer // 2, answer) for _ in range(samples - 1)] + [prompt + answer]
-    mask = torch.arange(prompt + answer)[None] < torch.tensor(lengths)[:, None]
-    actions = mask & (torch.arange(prompt + answer)[None] >= prompt)
+    lengths = [prompt + rng.randint(3 * answer // 4, 5 * answer // 4) for _ in range(samples)]
+    places = torch.arange(max(lengths))[None]
+    mask = places < torch.tensor(lengths)[:, None]
+    actions = mask & (places >= prompt)
     rows = [head + [rng.randrange(VOCAB) for _ in range(n - prompt)] for n in lengths]
     return Batch(
-        tokens=pad_rows(rows, width=prompt + answer, value=0, dtype=torch.long),
+        tokens=pad_rows(rows, width=max(lengths), value=0, dtype=torch.long),
         attention_mask=mask,
         action_mask=actions,
         index=torch.arange(samples),

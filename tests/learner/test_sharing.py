@@ -57,7 +57,7 @@ def test_little_in_common_is_not_worth_a_row() -> None:
     long = [[*HEAD, *[kind] * 80] for kind in (1, 2)]
     assert len(find_families(batch_of(long))) == 1
     assert worthwhile_families(batch_of(long)) is None  # 10 of 180
-    assert worthwhile_families(batch_of([row[:40] for row in long])) == [Family((0, 1), 10)]
+    assert worthwhile_families(batch_of([row[:20] for row in long])) == [Family((0, 1), 10)]
     assert worthwhile_families(batch_of([HEAD])) is None
 
 

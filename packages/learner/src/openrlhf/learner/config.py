@@ -164,7 +164,7 @@ class TrainBatchConfig:
     share_prompt: Literal["auto", "on", "off"] = "auto"
     """Compute what samples of a micro-batch have in common at their beginning (the prompt of a group, the first turns)
     once, in training and for log-probs and values. The loss and its gradient stay what they are but for rounding. auto:
-    where the model allows it (no recurrent layers, no images) and a tenth of the tokens is saved."""
+    where the model allows it (no recurrent layers, no images) and a fifth of the tokens is saved."""
     seed: int = 42
     """Seed of everything random."""
     full_determinism_enable: bool = False

@@ -18,8 +18,8 @@ from openrlhf.learner.batching import Family
 
 MIN_PREFIX = 8
 """Shorter common beginnings (a template's first tokens) are not worth a family."""
-WORTH = 0.1
-"""Share of a micro-batch's tokens that has to be saved for them to lie in one row."""
+WORTH = 0.2
+"""Share of the tokens that has to be saved: with less, a model of width 64 was slower than with rows apart."""
 LIKE = 1.25
 """Families of like lengths are attended to together while this much more is computed than they need."""
 
