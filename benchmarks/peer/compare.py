@@ -96,7 +96,8 @@ class Side:
         self.metrics: list[dict[str, float]] = []
         self._log = log.open("w", encoding="utf-8")
         environ = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        began = time.perf_counter()
+        self.first_step = math.nan
+        self._began = time.perf_counter()
         self._process = subprocess.Popen(
             command,
             env=environ,
@@ -105,8 +106,11 @@ class Side:
             stderr=self._log,
             text=True,
         )
+
+    def begin(self) -> None:
+        """Wait for the end of its first step."""
         self._wait()
-        self.first_step = time.perf_counter() - began
+        self.first_step = time.perf_counter() - self._began
 
     def step(self) -> None:
         """Let it do one step, and note what that took."""
@@ -274,6 +278,7 @@ def compare(job: Job, args: argparse.Namespace, python: Path) -> dict[str, Any]:
     try:
         for name in args.sides:
             sides.append(Side(name, commands[name], folder / f"{name}.log"))
+            sides[-1].begin()
             print(f"{job.name}: {name}: first step after {sides[-1].first_step:.1f} s", file=sys.stderr)
         began = time.monotonic()
         for number in range(args.rounds):
