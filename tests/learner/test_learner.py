@@ -149,8 +149,14 @@ def test_objective_is_what_the_reference_assumes() -> None:
 
 def test_micro_batch_splits_give_one_gradient_norm(ranks: RankResults) -> None:
     # B123
-    norms = [norm for world in (1, 2) for norm in result(ranks, "accumulation", world)[0].values()]
+    norms = [norm for world in (1, 2) for norm in result(ranks, "accumulation", world)[0]["norms"]]
     assert norms == pytest.approx([norms[0]] * 6, abs=1e-6)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_on_a_cpu_stage_2_reduces_gradients_once_a_step(ranks: RankResults, world: int) -> None:
+    one, two, four = result(ranks, "accumulation", world)[0]["reductions"]
+    assert one == two == four > 0
 
 
 def test_critic_values_and_loss_are_the_same_partitioned_or_not(ranks: RankResults) -> None:

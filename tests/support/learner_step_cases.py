@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -269,9 +270,9 @@ def nothing_to_train(rank: int, world: int, folder: Path) -> dict[str, Any]:
     return {"metrics": metrics, "unmoved": all(torch.equal(before[n], after[n]) for n in before)}
 
 
-def accumulation(rank: int, world: int, folder: Path) -> dict[str, float]:
-    """Gradient norm of four equal samples as 4×1, 2×2 and 1×4."""
-    norms = {}
+def accumulation(rank: int, world: int, folder: Path) -> dict[str, list[float]]:
+    """Four equal samples as 4×1, 2×2 and 1×4: the gradient norms, and how often ranks reduced something meanwhile."""
+    found: dict[str, list[float]] = {"norms": [], "reductions": []}
     for micro in (4, 2, 1):
         learner = Learner(make_spec(folder, stage=2, micro=micro))
         batch = make_batch(4, seed=5)
@@ -280,8 +281,11 @@ def accumulation(rank: int, world: int, folder: Path) -> dict[str, float]:
         actions[:, :3] = False
         batch = batch.with_(tokens=batch.tokens.clamp(min=3), attention_mask=full, action_mask=actions)
         batch = batch.with_(old_logprobs=torch.full(full.shape, -4.85) * actions)
-        norms[f"micro{micro}"] = learner.update(share(batch, [0, 1], rank, world), OBJECTIVE)["grad_norm"][0]
-    return norms
+        with patch.object(torch.distributed, "all_reduce", wraps=torch.distributed.all_reduce) as reduce:
+            metrics = learner.update(share(batch, [0, 1], rank, world), OBJECTIVE)
+        found["norms"].append(metrics["grad_norm"][0])
+        found["reductions"].append(reduce.call_count)
+    return found
 
 
 CASES: dict[str, Case] = {
