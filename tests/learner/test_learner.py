@@ -144,7 +144,8 @@ def test_every_rank_gets_the_same_stream(ranks: RankResults, layout: str) -> Non
 
 
 def test_objective_is_what_the_reference_assumes() -> None:
-    assert OBJECTIVE.coefficients == {"policy_loss": 1.0, "kl_loss": 0.1, "entropy_loss": -0.01, "aux_loss": 0.0}
+    trained = {name: weight for name, weight in OBJECTIVE.coefficients.items() if weight}
+    assert trained == {"policy_loss": 1.0, "kl_loss": 0.1, "entropy_loss": -0.01}
 
 
 def test_micro_batch_splits_give_one_gradient_norm(ranks: RankResults) -> None:
