@@ -34,8 +34,6 @@ kl.target algo.kl.target
 kl.horizon algo.kl.horizon
 policy_loss_type actor.policy_loss_type
 loss_agg_mode actor.loss_agg_mode
-loss_path actor.loss_path
-advantage.path algo.advantage.path
 eps_clip actor.eps_clip
 eps_clip_low_high actor.eps_clip_low_high
 dual_clip actor.dual_clip
