@@ -19,8 +19,6 @@ from pathlib import Path
 import report
 import task
 
-from openrlhf.launcher.threads import usable_cores
-
 HERE = Path(__file__).resolve().parent
 EVAL_COUNT = 512
 ROLLOUT_BATCH = 16
@@ -224,7 +222,7 @@ def main(argv: list[str]) -> int:
     hf_logging.disable_progress_bar()
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns that it found no other
-    torch.set_num_threads(min(4, usable_cores()))
+    torch.set_num_threads(1)  # more only wait for each other on a model this small
     train_data, eval_data = prepare(paths, args.steps)
     before = judge(paths.warm_start, eval_data)
     watch.lap("model, data and warm start")

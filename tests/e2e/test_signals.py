@@ -22,8 +22,8 @@ def reward_func(queries, prompts, labels):
 """
 MOMENTS = {
     "start": "Started a local Ray",
-    "load": "learners and agent workers ready",
-    "generation": "all parts ready",
+    "load": "policy ready after",
+    "generation": "start: ",
     "update": "step 2 ",
     "push": "step 3 ",
 }

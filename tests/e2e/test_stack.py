@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,38 @@ async def greedy(engine: Remote[EngineActor], prompts: list[list[int]]) -> list[
     return [(list(answer.token_ids), list(answer.logprobs)) for answer in await ask(engine, prompts)]
 
 
+def children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] + [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        if task.name != str(pid)
+        for child in (task / "children").read_text().split()
+    ]
+
+
+def image(pid: int) -> bytes:
+    """Where the program in this process was loaded to: a fork keeps it, a program that is started gets it anew."""
+    return Path(f"/proc/{pid}/auxv").read_bytes()
+
+
+def sockets(pid: int) -> set[str]:
+    links = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    return {link for link in links if link.startswith("socket:")}
+
+
+def forked_workers(cluster: Cluster) -> set[str]:
+    """Kinds of the workers that are forks of the process with the imports. Engines have a core, which is one too."""
+    assert cluster.warm is not None
+    origin, kinds = cluster.warm._process.pid, set()
+    for pid in children(origin):
+        assert image(pid) == image(origin)
+        kinds.add(kind := Path(f"/proc/{pid}/cmdline").read_text().strip("\0 ").partition(".")[0])
+        if kind == "ray::EngineActor":
+            (core,) = [child for child in children(pid) if image(child) == image(origin)]
+            assert not sockets(core) & sockets(pid), "Ray would take the actor for alive as long as its core is"
+    return kinds
+
+
 async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster) -> dict[str, Any]:
     """Two steps; then the engines' answers beside those of an engine that loads the exported model."""
     sink = FakeSink()
@@ -131,6 +164,7 @@ async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster:
     prompts = [prepared.tokenizer.encode(f"sort {i}4321") for i in range(4)]
     try:
         fleet = parts.learner._push._fleet  # type: ignore[attr-defined]
+        forks = forked_workers(cluster)
         early = await ask(fleet.engines[0], prompts[:1])
         summary = await Trainer(config, parts).run()
         ratios, uncut = await sampled_ratios(parts, prepared)
@@ -148,6 +182,7 @@ async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster:
     await fresh.ask(EngineActor.shutdown)
     return {
         "early": early,
+        "forks": forks,
         "summary": summary,
         "steps": sink.steps,
         "ratios": ratios,
@@ -191,7 +226,14 @@ def test_engines_hold_what_was_trained(tmp_path: Path, cluster: Cluster, tied: b
     config, prepared = configure(tmp_path, tied=tied)
     result = asyncio.run(train_and_compare(config, prepared, cluster))
     assert "waits for its first weight push" in result["early"][0].message
+    assert result["forks"] >= {"ray::EngineActor", "ray::PolicyActor", "ray::AgentActor"}
     assert result["summary"].optimizer_steps == 4
+    start = {"driver", "ray", "engines", "engine_load", "policy", "agents", "total"}
+    times = [{k: v for k, v in step.items() if k.startswith("timing/start_")} for step in result["steps"]]
+    assert times[0].keys() >= {f"timing/start_{part}" for part in start}
+    assert min(times[0].values()) > 0
+    assert times[0]["timing/start_engine_load"] <= times[0]["timing/start_engines"] <= times[0]["timing/start_total"]
+    assert times[1] == {}
     assert [step["rollout/sync_error"] < 1e-4 for step in result["steps"]] == [True, True]
     assert max(result["ratios"]) < 1e-3
     uncut = sum(result["uncut"]) / len(result["uncut"])

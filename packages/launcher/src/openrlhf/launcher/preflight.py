@@ -58,8 +58,20 @@ class Prepared:
         return int(self.tokenizer.eos_token_id or 0) if token is None else int(token)
 
 
-def prepare(config: TrainPPOConfig) -> Prepared:
-    """Check and load what the controller itself needs: tokenizer and data. Loads no model."""
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What can be known without torch. others: the flags of further models -> model."""
+
+    model: str
+    others: dict[str, str]
+    reward_file: CodeFile | None
+    reward_urls: tuple[str, ...]
+    agent_file: CodeFile | None
+    plugins: Plugins
+
+
+def check(config: TrainPPOConfig) -> Checked:
+    """The checks that take milliseconds: everything before torch is loaded."""
     model = check_model(config.actor.model_name_or_path, "--actor.model_name_or_path")
     others = other_models(config)
     check_prompts_at_sight(config)
@@ -67,7 +79,21 @@ def prepare(config: TrainPPOConfig) -> Prepared:
     agent_path = config.train.agent_func_path
     agent_file = None if agent_path is None else check_agent_file(agent_path)
     plugins = read_plugins(config)
-    check_plugins(config, plugins)  # from here on torch is needed, which takes seconds to load
+    return Checked(
+        model=model,
+        others=others,
+        reward_file=reward_file,
+        reward_urls=reward_urls,
+        agent_file=agent_file,
+        plugins=plugins,
+    )
+
+
+def prepare(config: TrainPPOConfig, checked: Checked | None = None) -> Prepared:
+    """Check and load what the controller itself needs: tokenizer and data. Loads no model, but torch."""
+    checked = checked or check(config)
+    model, others = checked.model, checked.others
+    check_plugins(config, checked.plugins)
     if config.ds.packing_samples:
         check_packed_models([model, *others.values()])
     vision = check_vision(config, model)
@@ -102,12 +128,14 @@ def prepare(config: TrainPPOConfig) -> Prepared:
         hidden_size=text_dimension(model, "hidden_size"),
         prompts=prompts,
         eval_prompts=eval_prompts,
-        reward_file=reward_file,
-        reward_urls=reward_urls,
-        agent_file=agent_file,
-        plugins=plugins,
+        reward_file=checked.reward_file,
+        reward_urls=checked.reward_urls,
+        agent_file=checked.agent_file,
+        plugins=checked.plugins,
         vision=vision,
-        stop_token_ids=turn_stops(tokenizer) if config.data.apply_chat_template or agent_file is not None else (),
+        stop_token_ids=turn_stops(tokenizer)
+        if config.data.apply_chat_template or checked.agent_file is not None
+        else (),
     )
 
 

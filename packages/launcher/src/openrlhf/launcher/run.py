@@ -45,16 +45,18 @@ def train_ppo(config: TrainPPOConfig) -> int:
 
 def _run(config: TrainPPOConfig) -> RunSummary:
     from openrlhf.launcher.outputs import hold_outputs, try_export_settings
-    from openrlhf.launcher.preflight import prepare
-    from openrlhf.launcher.ray.cluster import connect
+    from openrlhf.launcher.preflight import check, prepare
+    from openrlhf.launcher.ray.cluster import connect, reserve
     from openrlhf.launcher.ray.setup_commands import check_setup_commands
 
     check_setup_commands(os.environ)
     with hold_outputs(TRAIN_PPO_RAY, config):
-        prepared = prepare(config)
-        try_export_settings(config.ckpt.output_dir, prepared.model_path, prepared.tokenizer)
-        cluster = connect()
+        checked = check(config)
+        cluster = reserve()  # what workers import is loaded beside what the driver does
         try:
+            prepared = prepare(config, checked)
+            try_export_settings(config.ckpt.output_dir, prepared.model_path, prepared.tokenizer)
+            cluster = connect(cluster)
             return asyncio.run(_train(config, prepared, cluster))
         finally:
             signals.ignore()

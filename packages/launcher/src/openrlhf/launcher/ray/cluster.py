@@ -11,23 +11,29 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import ray
 
 from openrlhf.launcher import signals
 from openrlhf.launcher.machine import Machine, detect_machine, installed_flash_attention, running_ray
+from openrlhf.launcher.ray import warm
 from openrlhf.launcher.ray.leftovers import RUN_ID_VARIABLE, Guard, sweep
 from openrlhf.launcher.ray.node import ROOM, object_store_bytes, own_environment
 from openrlhf.launcher.ray.scratch import ROOT_VARIABLE
+from openrlhf.launcher.ray.warm import WarmStart
 from openrlhf.launcher.threads import VARIABLE as THREADS
 from openrlhf.launcher.threads import usable_cores
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 WORKER_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -48,6 +54,7 @@ CPU_WORKER_ENVIRONMENT = {
     # any other load a step takes two to four times as long as with one thread.
     "OMP_WAIT_POLICY": "passive",
     "DS_ACCELERATOR": "cpu",
+    "VLLM_LOGGING_LEVEL": "ERROR",  # as its engines there: they and all others are forks of one process
     "TORCHDYNAMO_DISABLE": "1",
     "TORCH_LOGS": "-torch._library.triton",  # its warning that there is no Triton
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -55,6 +62,33 @@ CPU_WORKER_ENVIRONMENT = {
 }
 """Further defaults on machines without a GPU: no compiler, a small KV cache, one thread per process. Engines and
 learner ranks get as many as `launcher/threads.py` says."""
+
+
+@dataclass
+class StartTimes:
+    """Seconds until each part was ready, since the parts began to start together; driver and Ray come before that.
+
+    engine_load: what the slowest engine took of its part for loading the model, total: since the driver was started.
+    """
+
+    seconds: dict[str, float]
+    began: float = field(default_factory=time.perf_counter)
+
+    def elapsed(self) -> float:
+        return time.perf_counter() - self.began
+
+    async def of(self, part: str, ready: Awaitable[T]) -> T:
+        """Await a part."""
+        answer = await ready
+        self.seconds[part] = self.elapsed()
+        log.info("%s ready after %.1f s", part, self.seconds[part])
+        return answer
+
+    def metrics(self) -> dict[str, float]:
+        return {f"timing/start_{part}": value for part, value in self.seconds.items()}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{part.replace('_', ' ')} {value:.1f} s" for part, value in self.seconds.items())
 
 
 @dataclass
@@ -71,6 +105,9 @@ class Cluster:
     cores: int = 1
     temp_dir: Path | None = None
     guard: Guard | None = None
+    warm: WarmStart | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    """What the driver took until then, and Ray."""
     saved_environment: dict[str, str | None] = field(default_factory=dict)
 
     def worker_environment(self) -> dict[str, str]:
@@ -78,11 +115,16 @@ class Cluster:
         defaults = WORKER_ENVIRONMENT if self.gpus else WORKER_ENVIRONMENT | CPU_WORKER_ENVIRONMENT
         if self.temp_dir is not None:
             defaults = defaults | {ROOT_VARIABLE: str(self.temp_dir)}
-        return {k: os.environ.get(k, v) for k, v in defaults.items()} | {RUN_ID_VARIABLE: self.run_id}
+        own = {RUN_ID_VARIABLE: self.run_id}
+        if self.warm is not None:
+            own[warm.VARIABLE] = self.warm.path
+        return {k: os.environ.get(k, v) for k, v in defaults.items()} | own
 
     def close(self) -> None:
         """Disconnect; end what we started and remove our temporary folder. Safe to call twice."""
         ray.shutdown()
+        if self.warm is not None:
+            self.warm.close()
         if self.started:
             sweep(self.run_id, self.temp_dir)
             if self.temp_dir is not None:
@@ -109,15 +151,40 @@ def short_temp_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix="r", dir=root))
 
 
-def connect() -> Cluster:
-    """Join the Ray of RAY_ADDRESS or of this machine; where there is none, start one for this run.
+def reserve() -> Cluster:
+    """What a run needs before Ray: its id; for a Ray of our own its folder, token and guard.
 
-    Raises ConnectionError when RAY_ADDRESS names a Ray that does not answer.
+    Where there is no GPU, the process that imports what workers share starts here too.
     """
     run_id = secrets.token_hex(8)
     os.environ[RUN_ID_VARIABLE] = run_id
+    if _address() is not None:
+        return Cluster(started=False, run_id=run_id)
+    temp_dir = short_temp_dir()
+    ours = own_environment(os.environ, secrets.token_hex(32))
+    cluster = Cluster(
+        started=True, run_id=run_id, temp_dir=temp_dir, saved_environment={k: os.environ.get(k) for k in ours}
+    )
     try:
-        cluster = _join(run_id) or _start(run_id)
+        cluster.guard = Guard(run_id, temp_dir)
+        os.environ.update(ours)
+        _reload_ray_authentication()
+        if not detect_machine().gpus:
+            cluster.warm = WarmStart(temp_dir, os.environ | cluster.worker_environment())
+    except BaseException:
+        cluster.close()
+        raise
+    return cluster
+
+
+def connect(cluster: Cluster | None = None) -> Cluster:
+    """Join the Ray of RAY_ADDRESS or of this machine; where there is none, start one for this run.
+
+    cluster: what `reserve` gave. Raises ConnectionError when RAY_ADDRESS names a Ray that does not answer.
+    """
+    age, began = process_age(), time.perf_counter()
+    try:
+        cluster = _start(cluster or reserve())
     except SystemExit as stop:
         # ray.init installs a handler of its own, which exits with 15 where ours would with 143
         if stop.code == signal.SIGTERM:
@@ -129,6 +196,7 @@ def connect() -> Cluster:
         cluster.nodes = len(alive)
         cluster.cores = _fewest_cores([node["Resources"] for node in alive])
         cluster.gpus = sum(_real_gpus_by_node().values())
+        cluster.seconds = {"driver": age, "ray": time.perf_counter() - began}
     except BaseException:
         cluster.close()
         raise
@@ -142,12 +210,18 @@ def _fewest_cores(resources: Sequence[Mapping[str, float]]) -> int:
     return max(1, min(int(node.get("CPU", 0)) for node in resources))
 
 
+def process_age() -> float:
+    """Seconds since this process was started."""
+    started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(started) / os.sysconf("SC_CLK_TCK")
+
+
 def running_machine() -> Machine | None:
     """The hardware of the Ray that this run would join; None where it would start its own or cannot reach that Ray.
 
     The machine of the driver says nothing about it: a head node often has no GPU.
     """
-    address = os.environ.get("RAY_ADDRESS") or running_ray()
+    address = _address()
     if address is None:
         return None
     try:
@@ -165,38 +239,30 @@ def running_machine() -> Machine | None:
         ray.shutdown()
 
 
-def _join(run_id: str) -> Cluster | None:
-    address = os.environ.get("RAY_ADDRESS") or running_ray()
-    if address is None:
-        return None
-    ray.init(address=address, logging_level=logging.WARNING, log_to_driver=True)
-    log.info("Joined the Ray at %s", address)
-    return Cluster(started=False, run_id=run_id)
+def _address() -> str | None:
+    return os.environ.get("RAY_ADDRESS") or running_ray()
 
 
-def _start(run_id: str) -> Cluster:
-    """Start a Ray of our own; Ray gives its node 30 s, which a busy machine may need twice."""
+def _start(cluster: Cluster) -> Cluster:
+    """Join, or start a Ray of our own; Ray gives its node 30 s, which a busy machine may need twice."""
+    if not cluster.started:
+        address = _address()
+        ray.init(address=address, logging_level=logging.WARNING, log_to_driver=True)
+        log.info("Joined the Ray at %s", address)
+        return cluster
     try:
-        return _start_once(run_id)
+        return _start_once(cluster)
     except Exception as error:
         if signals.received() is not None:
             raise
         log.warning("Ray did not start (%s): trying once more", error)
     try:
-        return _start_once(run_id)
+        return _start_once(reserve())
     except Exception as error:
         raise RuntimeError(f"a local Ray did not start twice; is the machine overloaded? {error}") from error
 
 
-def _start_once(run_id: str) -> Cluster:
-    temp_dir = short_temp_dir()
-    ours = own_environment(os.environ, secrets.token_hex(32))
-    cluster = Cluster(
-        started=True, run_id=run_id, temp_dir=temp_dir, saved_environment={k: os.environ.get(k) for k in ours}
-    )
-    cluster.guard = Guard(run_id, temp_dir)
-    os.environ.update(ours)
-    _reload_ray_authentication()
+def _start_once(cluster: Cluster) -> Cluster:
     try:
         with _own_process_groups():
             ray.init(
@@ -206,12 +272,12 @@ def _start_once(run_id: str) -> Cluster:
                 object_store_memory=object_store_bytes(),
                 logging_level=logging.WARNING,
                 log_to_driver=True,
-                _temp_dir=str(temp_dir),
+                _temp_dir=str(cluster.temp_dir),
             )
     except BaseException:
         cluster.close()
         raise
-    log.info("Started a local Ray in %s", temp_dir)
+    log.info("Started a local Ray in %s", cluster.temp_dir)
     return cluster
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -42,11 +43,12 @@ class EngineActor(EngineControl):
     """
 
     @in_group(GENERATION)
-    async def start(self, spec: EngineSpec, *, serve: bool = False) -> int:
-        """Load the model; returns this process' id. serve: before the first weight push.
+    async def start(self, spec: EngineSpec, *, serve: bool = False) -> float:
+        """Load the model; returns the seconds that it took. serve: before the first weight push.
 
         Its environment is that of `InferenceEngine.environment`: given to the actor, since libraries read it early.
         """
+        began = time.perf_counter()
         self._scratch = Scratch()
         self._scratch.use()
         # where Ray may not narrow the visible devices, vLLM would start every engine on the first one
@@ -54,7 +56,7 @@ class EngineActor(EngineControl):
         self._loop = asyncio.get_running_loop()
         self.engine = engine_class(spec)(spec)
         await self.engine.start(serve=serve)
-        return os.getpid()
+        return time.perf_counter() - began
 
     @in_group(GENERATION)
     async def generate_many(

@@ -60,12 +60,12 @@ class EngineFleet:
         """Whether engines have to sleep while models work (--vllm.enable_sleep)."""
         return self.specs[0].enable_sleep
 
-    def _start(self, numbers: Sequence[int]) -> list[ray.ObjectRef[int]]:
+    def _start(self, numbers: Sequence[int]) -> list[ray.ObjectRef[float]]:
         return [self.engines[i].ask(EngineActor.start, self.specs[i]) for i in numbers]
 
-    async def wait_started(self) -> None:
-        """Until every engine has its model. Raises WorkerDiedError with the engine's name."""
-        await gather(self._starting, what="engine start", names=self.names, timeout=START_TIMEOUT)
+    async def wait_started(self) -> list[float]:
+        """Until every engine has its model: the seconds of loading. Raises WorkerDiedError with the engine's name."""
+        return await gather(self._starting, what="engine start", names=self.names, timeout=START_TIMEOUT)
 
     async def sleep(self) -> None:
         """Free the engines' device memory: weights go to host memory, the KV cache is dropped."""

@@ -28,12 +28,13 @@ STOP_SECONDS = 3.0
 DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": "120",
+    "RAY_worker_register_timeout_seconds": "300",
     "RAY_worker_niceness": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""What the user has set wins. Ray gives a node 30 s to start and lowers its workers' priority by 15; both starve a run
-on a busy CPU."""
+"""What the user has set wins. Ray gives a node 30 s to start, a worker 60, and lowers its workers' priority by 15: all
+three starve a run on a busy CPU."""
 
 SOCKET_SUFFIX = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store_000"
 """What Ray adds to its folder, with the widest process id and the number of a further node on the same machine."""

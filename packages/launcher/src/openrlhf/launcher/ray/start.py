@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 import os
-import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,7 @@ from openrlhf.launcher.placement import (
 from openrlhf.launcher.preflight import Prepared
 from openrlhf.launcher.ranks.config import RankConfig, rank_config
 from openrlhf.launcher.ray.agent_actor import AgentActor, AgentSpec
-from openrlhf.launcher.ray.calls import get
-from openrlhf.launcher.ray.cluster import Cluster
+from openrlhf.launcher.ray.cluster import Cluster, StartTimes
 from openrlhf.launcher.ray.devices import extra_noset
 from openrlhf.launcher.ray.engine_actor import EngineActor, engine_actor
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
@@ -44,6 +43,7 @@ from openrlhf.launcher.ray.placement import Reservation
 from openrlhf.launcher.ray.rank_group import RankGroup
 from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.ray.rollout import RayRollout
+from openrlhf.launcher.ray.warm import runtime_env
 from openrlhf.launcher.ray.weight_push import CheckPlan, Pause, WeightPush
 from openrlhf.launcher.resolve import ENGINE_DTYPES
 from openrlhf.launcher.rewards.http import RetryPolicy
@@ -72,7 +72,7 @@ SIGN_OF_LIFE_TIMEOUT = 60.0
 
 async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster, sink: MetricSink) -> TrainerParts:
     """Start engines, learner ranks and agent workers; return when all are ready."""
-    began = time.perf_counter()
+    times = StartTimes(dict(cluster.seconds))
     environment = cluster.worker_environment() | extra_noset(os.environ)
     reservation = Reservation(plan_placement(config, gpus=cluster.gpus, nodes=cluster.nodes))
     threads = None if cluster.gpus else plan_threads(config, cores=cluster.cores, nodes=cluster.nodes)
@@ -86,14 +86,12 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
             await fleet.sleep()
     groups = start_learners(config, prepared, reservation, environment, threads)
     rollout = start_rollout(config, prepared, fleet, environment)
-    await asyncio.gather(rollout.start(), _wait_learners(groups))
-    log.info(
-        "learners and agent workers ready after %.0f s, waiting for %d engines",
-        time.perf_counter() - began,
-        len(fleet.engines),
+    ranks = {role: times.of(role, set_up()) for role, (_, set_up) in groups.items()}
+    engines, *_ = await asyncio.gather(
+        times.of("engines", fleet.wait_started()), times.of("agents", rollout.start()), *ranks.values()
     )
-    await fleet.wait_started()
-    log.info("all parts ready after %.0f s", time.perf_counter() - began)
+    times.seconds |= {"engine_load": max(engines), "total": sum(cluster.seconds.values()) + times.elapsed()}
+    log.info("start: %s", times)
     train = config.train
     push = WeightPush(
         fleet,
@@ -114,6 +112,7 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
         eval_prompts=prepared.eval_prompts,
         config_toml=config_toml(TRAIN_PPO_RAY, config),
         sources=prepared.plugins.sources(),
+        start_metrics=times.metrics(),
     )
 
 
@@ -134,7 +133,8 @@ def check_plan(config: TrainPPOConfig, prepared: Prepared) -> CheckPlan:
     )
 
 
-Groups = dict[str, tuple[RankGroup[Any], list[ray.ObjectRef]]]
+Groups = dict[str, tuple[RankGroup[Any], Callable[[], Awaitable[None]]]]
+"""By role: its ranks, and what sets them up once their processes are there."""
 
 
 def ray_learner(config: TrainPPOConfig, groups: Mapping[str, RankGroup[Any]], push: WeightPush) -> RayLearner:
@@ -149,10 +149,6 @@ def ray_learner(config: TrainPPOConfig, groups: Mapping[str, RankGroup[Any]], pu
         critic_export=config.critic.save_value_network,
         take_turns=config.train.colocate_all and config.ds.enable_sleep,
     )
-
-
-async def _wait_learners(groups: Groups) -> None:
-    await asyncio.gather(*(group.wait(refs, "learner start", SETUP_TIMEOUT) for group, refs in groups.values()))
 
 
 def start_fleet(
@@ -171,7 +167,7 @@ def start_fleet(
     def spawn(number: int) -> Remote[EngineActor]:
         own = engine_class(specs[number]).environment(specs[number])
         env = dict(environment) | own | _user_values(own) | reservation.environment(ENGINE, number)
-        made = actor.options(**reservation.options(ENGINE, number), runtime_env={"env_vars": env}).remote()
+        made = actor.options(**reservation.options(ENGINE, number), runtime_env=runtime_env(env)).remote()
         return Remote(specs[number].name, made)
 
     return EngineFleet(specs, spawn)
@@ -227,7 +223,7 @@ def start_learners(
     environment: Mapping[str, str],
     threads: ThreadPlan | None = None,
 ) -> Groups:
-    """All learner ranks of all roles; their set-up runs on."""
+    """The processes of all learner ranks of all roles."""
     horizon = optimizer_step_horizon(config.rollout, config.train, len(prepared.prompts))
     groups: Groups = {}
     vision = prepared.vision
@@ -252,7 +248,7 @@ def start_learners(
         ranks = [
             Remote[Any](
                 f"{role} rank {rank}",
-                actor.options(**reservation.options(role, rank), runtime_env={"env_vars": dict(environment)}).remote(),
+                actor.options(**reservation.options(role, rank), runtime_env=runtime_env(environment)).remote(),
             )
             for rank in range(reservation.plan.ranks(role))
         ]
@@ -268,14 +264,13 @@ def start_learners(
         )
         spec = learner_spec(config, Role(role), horizon, vision)
         own = None if threads is None else threads.ranks[Role(role)]
-        groups[role] = (group, _set_up(group, spec, ranks_config, own))
+        groups[role] = (group, partial(_set_up, group, spec, ranks_config, own))
     return groups
 
 
-def _set_up(
-    group: RankGroup[Any], spec: LearnerSpec, config: RankConfig, threads: RankThreads | None
-) -> list[ray.ObjectRef]:
-    nodes = get(group.ask_process(LearnerActor.node), what=f"{group.role} processes", timeout=SETUP_TIMEOUT)
+async def _set_up(group: RankGroup[Any], spec: LearnerSpec, config: RankConfig, threads: RankThreads | None) -> None:
+    """Tell the ranks who is where; until all have loaded their models."""
+    nodes = await group.wait(group.ask_process(LearnerActor.node), "process start", SETUP_TIMEOUT)
     on_node: dict[str, int] = {}
     local_ranks = []
     for node_id, *_ in nodes:
@@ -293,7 +288,8 @@ def _set_up(
         )
         for rank in range(len(nodes))
     ]
-    return group.scatter(LearnerActor.setup, addresses, spec, config, threads)
+    setting_up = group.scatter(LearnerActor.setup, addresses, spec, config, threads)
+    await group.wait(setting_up, "learner start", SETUP_TIMEOUT)
 
 
 def truncation(rollout: RolloutConfig) -> Truncation:
@@ -337,7 +333,7 @@ def start_rollout(
     spec_ref = ray.put(spec)
 
     def spawn(number: int) -> Remote[AgentActor]:
-        made = actor.options(num_cpus=0, max_concurrency=10_000, runtime_env={"env_vars": dict(environment)})
+        made = actor.options(num_cpus=0, max_concurrency=10_000, runtime_env=runtime_env(environment))
         return Remote(f"agent worker {number}", made.remote(spec_ref, fleet.engines, number))
 
     turns = config.agent.max_turns if config.train.agent_func_path else 1

@@ -68,6 +68,8 @@ class TrainerParts:
     eval_prompts: list[PromptItem] = field(default_factory=list)
     config_toml: str = ""
     sources: dict[str, str] = field(default_factory=dict)
+    start_metrics: dict[str, float] = field(default_factory=dict)
+    """Logged with the first step of this run."""
     clock: Callable[[], float] = time.perf_counter
 
 
@@ -88,6 +90,7 @@ class Trainer:
         rewards = reward_stream(config, parts.learner)
         self.pipeline: Pipeline = kind(config, parts.rollout, parts.prompts, rewards)
         self.metrics: dict[str, float] = {}
+        self._start_metrics = parts.start_metrics
         self.evaluation: dict[str, float] = {}
         self.evaluated_at = -1
         self.checkpoints = Checkpoints(
@@ -245,7 +248,8 @@ class Trainer:
             "train/optimizer_steps": float(self.state.optimizer_steps),
         }
         self.metrics = metrics
-        self.parts.sink.log_step(self.state.step, metrics)
+        self.parts.sink.log_step(self.state.step, metrics | self._start_metrics)
+        self._start_metrics = {}
         if self.state.step % self.config.logger.logging_steps == 0:
             samples = await self.parts.rollout.read_samples(collected.groups[0], LOGGED_SAMPLES)
             self.parts.sink.log_samples(self.state.step, samples)
