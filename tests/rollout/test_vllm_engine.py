@@ -116,17 +116,13 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     before = segments()
     yield stage
     cores = stage.host.children()
+    images = [Path(f"/proc/{pid}/auxv").read_bytes() for pid in (stage.host.process.pid, *cores)]
+    assert images.count(images[0]) == 1 + len(stage.versions), "a fork keeps the place of its program in memory"
     stage.pool.shutdown()
     stage.host.close()
     assert stage.host.process.exitcode == 0
     assert not [pid for pid in cores if Path(f"/proc/{pid}").exists()]
     assert not segments() - before
-
-
-def test_vllm_is_imported_once_for_all_engines_and_their_cores(stage: Stage) -> None:
-    """A fork keeps the place of its program in memory; a core that was started as a program would have another."""
-    images = [Path(f"/proc/{pid}/auxv").read_bytes() for pid in (stage.host.process.pid, *stage.host.children())]
-    assert images.count(images[0]) == 1 + len(stage.versions)
 
 
 @BOTH

@@ -87,8 +87,10 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
     groups = start_learners(config, prepared, reservation, environment, threads)
     rollout = start_rollout(config, prepared, fleet, environment)
     ranks = {role: times.of(role, set_up()) for role, (_, set_up) in groups.items()}
-    engines, *_ = await asyncio.gather(
-        times.of("engines", fleet.wait_started()), times.of("agents", rollout.start()), *ranks.values()
+    engines, _, _ = await asyncio.gather(
+        times.of("engines", fleet.wait_started()),
+        times.of("agents", rollout.start()),
+        asyncio.gather(*ranks.values()),
     )
     times.seconds |= {"engine_load": max(engines), "total": sum(cluster.seconds.values()) + times.elapsed()}
     log.info("start: %s", times)
@@ -133,7 +135,7 @@ def check_plan(config: TrainPPOConfig, prepared: Prepared) -> CheckPlan:
     )
 
 
-Groups = dict[str, tuple[RankGroup[Any], Callable[[], Awaitable[None]]]]
+Groups = dict[str, tuple[RankGroup[Any], Callable[[], Awaitable[Any]]]]
 """By role: its ranks, and what sets them up once their processes are there."""
 
 
@@ -240,7 +242,7 @@ def start_learners(
         asking = Remote[Any]("teacher's client", remote.remote())
         group = RankGroup[Any](role=Role.REFERENCE, ranks=[asking], hidden_size=prepared.hidden_size, algo=config.algo)
         connected = asking.ask(RemoteReferenceActor.connect, prepared.teacher_servers, ranks_config)
-        groups[Role.REFERENCE] = (group, [connected])
+        groups[Role.REFERENCE] = (group, partial(group.wait, [connected], "learner start", SETUP_TIMEOUT))
     for role in reservation.plan.seats:
         if role == ENGINE:
             continue

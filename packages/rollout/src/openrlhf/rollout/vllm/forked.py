@@ -20,6 +20,8 @@ from vllm.v1.engine import utils
 from openrlhf.rollout.weights.plugin import end_with_parent
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+CHOICE = "get_mp_context"
+"""How vLLM chooses the way in which it starts processes, in the module that starts cores."""
 
 
 @contextmanager
@@ -29,15 +31,15 @@ def forked_core() -> Iterator[None]:
     if method != "fork":
         yield
         return
-    original = utils.get_mp_context
-    utils.get_mp_context = _Context
+    original = getattr(utils, CHOICE)
+    setattr(utils, CHOICE, _Context)
     try:
         with warnings.catch_warnings():
             # Python 3.12 and later: this process has threads. What the core uses of them is let go of in `run`.
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
             yield
     finally:
-        utils.get_mp_context = original
+        setattr(utils, CHOICE, original)
         os.environ[METHOD] = method  # vLLM's CPU platform has set it to spawn, for further engines too
 
 
