@@ -21,6 +21,7 @@ from openrlhf.launcher.commands import TRAIN_PPO_RAY
 from openrlhf.launcher.config import RefConfig, RewardConfig, TrainPPOConfig
 from openrlhf.launcher.data.sampler import PromptSampler
 from openrlhf.launcher.horizon import optimizer_step_horizon
+from openrlhf.launcher.json_servers import RetryPolicy
 from openrlhf.launcher.placement import (
     ENGINE,
     engines_share,
@@ -46,7 +47,6 @@ from openrlhf.launcher.ray.rollout import RayRollout
 from openrlhf.launcher.ray.warm import runtime_env
 from openrlhf.launcher.ray.weight_push import CheckPlan, Pause, WeightPush
 from openrlhf.launcher.resolve import ENGINE_DTYPES
-from openrlhf.launcher.rewards.http import RetryPolicy
 from openrlhf.launcher.rules.violation import value_at
 from openrlhf.launcher.saved import config_toml
 from openrlhf.launcher.threads import RankThreads, ThreadPlan, plan_threads
