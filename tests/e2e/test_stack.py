@@ -14,6 +14,7 @@ import ray
 
 from openrlhf.agents.engine import Generation, SamplingParams
 from openrlhf.agents.types import Trajectory
+from openrlhf.launcher import threads
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import build
 from openrlhf.launcher.machine import Machine
@@ -157,6 +158,15 @@ def forked_workers(cluster: Cluster) -> set[str]:
     return kinds
 
 
+def threads_of(parts: TrainerParts) -> dict[str, list[int]]:
+    """What ranks compute with, and what engines are told: MKL takes no more threads than the machine has cores."""
+    learner: Any = parts.learner
+    engines = learner._push._fleet.engines
+    ranks = [r.actor.__ray_call__.remote(lambda _: __import__("torch").get_num_threads()) for r in learner.policy.ranks]
+    told = [e.actor.__ray_call__.remote(lambda _: int(os.environ["OMP_NUM_THREADS"])) for e in engines]
+    return {"ranks": ray.get(ranks), "engines": ray.get(told)}
+
+
 async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster) -> dict[str, Any]:
     """Two steps; then the engines' answers beside those of an engine that loads the exported model."""
     sink = FakeSink()
@@ -168,6 +178,7 @@ async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster:
         early = await ask(fleet.engines[0], prompts[:1])
         summary = await Trainer(config, parts).run()
         ratios, uncut = await sampled_ratios(parts, prepared)
+        counts = threads_of(parts)
         live = [await greedy(engine, prompts) for engine in fleet.engines]
     finally:
         await parts.rollout.shutdown()
@@ -187,6 +198,7 @@ async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster:
         "steps": sink.steps,
         "ratios": ratios,
         "uncut": uncut,
+        "threads": counts,
         "live": live,
         "fresh": reference,
     }
@@ -222,9 +234,19 @@ def test_an_engine_answers_while_a_thousand_streams_wait_for_a_push(cluster: Clu
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied-distilled"])
-def test_engines_hold_what_was_trained(tmp_path: Path, cluster: Cluster, tied: bool) -> None:  # B026, B128, B130
+def test_engines_hold_what_was_trained(  # B026, B128, B130
+    tmp_path: Path, cluster: Cluster, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tied with the one thread that OMP_NUM_THREADS says, untied with what a large model gets of 6 cores."""
+    if not tied:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        monkeypatch.setattr(threads, "SMALL_MODEL", 0)
+        monkeypatch.setattr(cluster, "cores", 6)
     config, prepared = configure(tmp_path, tied=tied)
     result = asyncio.run(train_and_compare(config, prepared, cluster))
+    rank, engine = (1, 1) if tied else (2, 3)  # three ranks score together, two engines sample
+    assert result["threads"]["ranks"] == [rank, rank]
+    assert result["threads"]["engines"] == [engine, engine]
     assert "waits for its first weight push" in result["early"][0].message
     assert result["forks"] >= {"ray::EngineActor", "ray::PolicyActor", "ray::AgentActor"}
     assert result["summary"].optimizer_steps == 4
