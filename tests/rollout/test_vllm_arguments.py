@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from openrlhf.rollout.engine_spec import EngineSpec
-from openrlhf.rollout.vllm.arguments import environment, vllm_args
+from openrlhf.rollout.vllm.arguments import caches_prefixes, environment, vllm_args
 
 
 def test_engine_args_reach_vllm() -> None:
@@ -77,3 +81,27 @@ def test_full_determinism_makes_gpu_engines_batch_invariant() -> None:
     assert environment(EngineSpec(model="m", device="cuda", full_determinism=True))["VLLM_BATCH_INVARIANT"] == "1"
     for other in (EngineSpec(model="m", device="cuda"), EngineSpec(model="m", full_determinism=True)):
         assert "VLLM_BATCH_INVARIANT" not in environment(other)
+
+
+@pytest.mark.parametrize(
+    ("config", "shared"),
+    [
+        ({"model_type": "llama"}, True),
+        ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]}, True),
+        ({"model_type": "qwen2_vl", "text_config": {"model_type": "qwen2_vl_text"}}, True),
+        ({"model_type": "qwen3_next", "layer_types": ["full_attention", "linear_attention"]}, False),
+        ({"model_type": "x", "text_config": {"layer_types": ["linear_attention"]}}, False),
+        ({"model_type": "falcon_h1", "mamba_d_ssm": 64}, False),
+        ({"model_type": "jamba", "layers_block_type": ["attention", "mamba"]}, False),
+        (None, False),
+    ],
+)
+def test_groups_share_their_prompt_on_a_cpu_where_the_model_allows_it(
+    tmp_path: Path, config: dict[str, object] | None, shared: bool
+) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    spec = EngineSpec(model=str(tmp_path))
+    assert vllm_args(spec)["enable_prefix_caching"] is caches_prefixes(spec) is shared
+    assert not caches_prefixes(replace(spec, device="cuda"))
+    assert caches_prefixes(replace(spec, enable_prefix_caching=True))

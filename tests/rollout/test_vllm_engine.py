@@ -394,3 +394,14 @@ def test_sleep_and_wake_do_no_harm_on_cpu(stage: Stage) -> None:
     stage.host.call("tied", "wake", "weights")
     stage.host.call("tied", "wake", "kv_cache")
     assert stage.generate("tied", max_tokens=8, seed=1) == first
+
+
+@BOTH
+def test_a_prompt_that_is_in_the_cache_gives_the_same_samples_bit_for_bit(stage: Stage, name: str) -> None:
+    stage.push(name)  # empties the cache
+    prompt = [20 + (7 * i) % 200 for i in range(80)]
+    requests = [request(prompt, max_tokens=8, seed=seed, ignore_eos=True) for seed in range(4)]
+    alone = stage.host.call(name, "generate", requests[0])
+    group = {number: answer for chunk in stage.host.call(name, "generate_many", requests) for number, answer in chunk}
+    assert (group[0].token_ids, group[0].logprobs) == (alone.token_ids, alone.logprobs)
+    assert max(stage.check(name, prompt, answer) for answer in group.values()) < 1e-4

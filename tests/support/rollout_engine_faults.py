@@ -23,6 +23,11 @@ class StandIn:
         self.answer = answer
         self.errored = errored
         self.silent = silent
+        self.engine_core = self
+
+    async def pause_scheduler_async(self, mode: str, *, clear_cache: bool) -> None: ...
+
+    async def resume_scheduler_async(self) -> None: ...
 
     async def generate(self, prompt: Any, params: Any, request_id: str) -> AsyncIterator[Any]:
         output = self.answer(prompt)

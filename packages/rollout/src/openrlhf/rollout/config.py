@@ -23,7 +23,8 @@ class VllmConfig:
     sync_with_ray: bool = False
     """Push weights through ray.util.collective. Not supported: the engines' own weight transfer is always used."""
     enable_prefix_caching: bool = False
-    """Keep the KV cache of shared prompt prefixes; it is emptied at every weight push."""
+    """Keep the KV cache of shared prompt prefixes; it is emptied at every weight push. Without a GPU it is kept
+    anyway, unless the model has other layers than attention."""
     enforce_eager: bool = False
     """Run the engines without CUDA graphs and without compilation."""
     enable_sleep: bool = False

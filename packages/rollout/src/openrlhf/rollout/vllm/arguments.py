@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import json
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -42,6 +43,10 @@ KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_":
 fetches as much from the kernel again, page by page: a quarter of the time of a reload."""
 SOURCE = "engine/arg_utils.py"
 CLASS = "AsyncEngineArgs"
+ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+"""Kinds of layers, as configurations name them, that keep nothing but a KV cache."""
+STATE_HINTS = ("mamba", "ssm", "linear_", "conv", "recurrent", "rwkv", "lru", "hybrid")
+"""In names of settings of models with other kinds of layers."""
 _SIMPLE = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "None": (type(None),)}
 
 
@@ -59,7 +64,7 @@ def vllm_args(spec: EngineSpec) -> dict[str, Any]:
         "dtype": spec.dtype,
         "tensor_parallel_size": spec.tensor_parallel_size,
         "enforce_eager": spec.enforce_eager,
-        "enable_prefix_caching": spec.enable_prefix_caching,
+        "enable_prefix_caching": caches_prefixes(spec),
         "seed": spec.seed,
         "trust_remote_code": spec.trust_remote_code,
         "logprobs_mode": "processed_logprobs",
@@ -84,6 +89,27 @@ def vllm_args(spec: EngineSpec) -> dict[str, Any]:
     if spec.max_num_seqs is not None:
         args["max_num_seqs"] = spec.max_num_seqs
     return {**args, **spec.engine_args}
+
+
+def caches_prefixes(spec: EngineSpec) -> bool:
+    """Whether samples of a group share the KV cache of their prompt.
+
+    On CPUs, where prefill is slow, they do without being asked to: eight samples of a prompt of 200 tokens take two
+    fifths of the time, with the same log-probs, bit for bit (tests/rollout). Not where layers carry a state (vLLM's
+    cache of those is an experiment), nor where the model's configuration is not at hand.
+    """
+    return spec.enable_prefix_caching or (spec.device == "cpu" and _attends_only(spec.model))
+
+
+@functools.cache
+def _attends_only(model: str) -> bool:
+    file = Path(model) / "config.json"
+    if not file.is_file():
+        return False
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config = config.get("text_config") or config
+    kinds = {*(config.get("layer_types") or ()), *(config.get("layers_block_type") or ())}
+    return kinds <= ATTENTION and not any(hint in key for key in config for hint in STATE_HINTS)
 
 
 def environment(spec: EngineSpec) -> dict[str, str]:

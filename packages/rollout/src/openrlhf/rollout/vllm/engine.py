@@ -24,7 +24,14 @@ from openrlhf.rollout.requests import (
     check_logprobs,
     plain_ids,
 )
-from openrlhf.rollout.vllm.arguments import environment, expand_versions, to_vllm_sampling, vllm_args
+from openrlhf.rollout.vllm.arguments import (
+    caches_prefixes,
+    environment,
+    expand_versions,
+    to_vllm_sampling,
+    vllm_args,
+)
+from openrlhf.rollout.vllm.gate import Gate
 from openrlhf.rollout.weights.plugin import RECEIVERS
 
 if TYPE_CHECKING:
@@ -71,6 +78,7 @@ class VllmEngine:
         self.version = 0
         self._llm: AsyncLLM | None = None
         self._numbers = itertools.count()
+        self._gate = Gate(self._hold, self._let_go)
 
     async def start(self, *, serve: bool = True) -> None:
         """Load the model; samples carry version 0 until the first push. serve: whether requests may come before it.
@@ -137,7 +145,7 @@ class VllmEngine:
             prompt["multi_modal_uuids"] = {"image": names}
         else:
             prompt["type"] = "token"  # nothing left to pre-process, so vLLM skips its thread pool
-        if self.spec.enable_prefix_caching:
+        if caches_prefixes(self.spec):
             # Cached prefixes of older weights must never match, also while paused requests still hold their blocks.
             prompt["cache_salt"] = f"v{self.version}"
         output = await self._run(
@@ -163,6 +171,8 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         llm = self.running_llm()
+        if self.spec.device == "cpu":
+            await self._gate.enter(idle=not self._live and not self._paused)
         unique = f"{request_id}#{next(self._numbers)}"  # a request may come twice, after another engine died
         self._live.add(unique)
         last = None
@@ -189,24 +199,37 @@ class VllmEngine:
             return EngineDownError(f"{self.name} died during request {request_id}: {cause!r} ({error})")
         return RequestRejectedError(f"{self.name} could not serve request {request_id}: {cause!r}")
 
+    async def _hold(self) -> None:
+        """Take requests, but begin with none. Not `pause_generation`, which sleeps for longer than a step takes."""
+        await self._control("wait", self.running_llm().engine_core.pause_scheduler_async("keep", clear_cache=False))
+
+    async def _let_go(self) -> None:
+        await self._control("begin", self.running_llm().engine_core.resume_scheduler_async())
+
     async def pause(self, *, clear_cache: bool = False) -> None:
         """Freeze running requests until `resume`; they go on with the weights of then.
 
         clear_cache: their KV cache is computed again with the new weights.
         """
-        await self._control("pause", self.running_llm().pause_generation(mode="keep", clear_cache=clear_cache))
-        self._paused = True
+        self._paused = True  # from now on no request holds the core, whose release would end the pause
+        try:
+            await self._gate.opened()
+            await self._control("pause", self.running_llm().pause_generation(mode="keep", clear_cache=clear_cache))
+        except BaseException:
+            self._paused = False
+            raise
 
     async def resume(self) -> None:
         """Continue after `pause`."""
-        self._paused = False
         await self._control("resume", self.running_llm().resume_generation())
+        self._paused = False
 
     async def sleep(self) -> None:
         """Free the device memory: weights go to host memory, the KV cache is dropped. A no-op on CPU.
 
         Requests that still run are aborted, as at a push.
         """
+        await self._gate.opened()
         if self._live and not self._paused:
             await self._control("end left-over requests", self._end_left_over())
         await self._control("sleep", self.running_llm().sleep(1))
@@ -267,6 +290,7 @@ class VllmEngine:
         self._unfit = "a weight push has failed; it needs a complete one first"
         self._updating, self._push_broke = True, False
         self._push_over.clear()
+        await self._gate.opened()
         if self._live and not self._paused:
             await self._push_step("end left-over requests", self._end_left_over())
         await self._push_step(START, self.running_llm().start_weight_update())
