@@ -81,6 +81,7 @@ def test_a_flag_outside_the_table_is_a_known_addition(name: str) -> None:
 SUPERVISED = {
     "data.dropped_text",
     "ds.backend",
+    "logger.path",
     "train.max_skipped_steps",
     "train.dynamic_batch_enable",
     "train.max_tokens_per_gpu",
@@ -88,7 +89,19 @@ SUPERVISED = {
 }
 ADDITIONS = {
     "train_ppo_ray": {
+        "actor.cispo_max_ratio",
+        "actor.clip_cov_range",
+        "actor.clip_cov_share",
+        "actor.dppo_kl_delta",
+        "actor.dppo_tv_delta",
+        "actor.drpo_delta",
         "actor.loss_agg_mode",
+        "actor.loss_path",
+        "actor.sapo_tau",
+        "actor.vespo_k",
+        "actor.vespo_lambda",
+        "algo.advantage.path",
+        "logger.path",
         "ref.model_name_or_path",
         "ref.remote_url",
         "ref.api_key",

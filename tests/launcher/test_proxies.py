@@ -14,7 +14,8 @@ from PIL import Image
 
 from openrlhf.agents.rewards import RewardError, RewardResult
 from openrlhf.launcher.data.images import read_image
-from openrlhf.launcher.rewards.http import HttpRewardSource, RetryPolicy
+from openrlhf.launcher.json_servers import RetryPolicy
+from openrlhf.launcher.rewards.http import HttpRewardSource
 
 DEAD = "http://user:secret@127.0.0.1:9"
 RETRY = RetryPolicy(timeout=20.0, attempts=2, backoff=0.01)

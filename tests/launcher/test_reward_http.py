@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from openrlhf.agents.rewards import RewardError, RewardResult, RewardTimeoutError
-from openrlhf.launcher.rewards.http import HttpRewardSource, RetryPolicy
+from openrlhf.launcher.json_servers import RetryPolicy
+from openrlhf.launcher.rewards.http import HttpRewardSource
 
 QUICK = RetryPolicy(timeout=2.0, attempts=4, backoff=0.01)
 Answer = Callable[[int, dict[str, str], Any], Any]

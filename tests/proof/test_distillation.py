@@ -30,7 +30,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_warm_start(folder / "warm_start", WarmStart())
     tokenizer = build_tokenizer()
     sizes = build_model(tokenizer).config.to_dict() | {"hidden_size": 96, "num_attention_heads": 4}
-    teacher = Qwen3ForCausalLM(Qwen3Config(**sizes))
+    teacher = Qwen3ForCausalLM(Qwen3Config.from_dict(sizes))
     train(teacher, tokenizer, WarmStart(wrong=0.0, seed=1))
     teacher.save_pretrained(folder / "teacher")
     tokenizer.save_pretrained(folder / "teacher")

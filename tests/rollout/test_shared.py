@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from openrlhf.rollout.weights import group as group_module
 from openrlhf.rollout.weights.group import GroupAddress, WeightGroup
 from openrlhf.rollout.weights.sender import WeightSender
-from openrlhf.rollout.weights.shared import RING
+from openrlhf.rollout.weights.shared import RING, SharedReceiver
 from openrlhf.rollout.weights.wire import BucketPlan, plan_buckets, specs_of
 from support import weight_processes
 from support.weight_processes import BUCKET, PLAN, weights
@@ -214,9 +213,9 @@ def test_workers_of_another_host_take_gloo_in_the_same_push(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    reach = group_module.SharedReceiver.reach
+    reach = SharedReceiver.reach
     elsewhere = classmethod(lambda cls, name, rank, **more: None if rank == 1 else reach(name, rank, **more))
-    monkeypatch.setattr(group_module.SharedReceiver, "reach", elsewhere)
+    monkeypatch.setattr(SharedReceiver, "reach", elsewhere)
     sender = WeightSender(timeout_s=PATIENCE_S)
     with ThreadPoolExecutor(3) as pool:
         address = sender.open(4, 0)

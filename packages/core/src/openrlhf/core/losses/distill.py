@@ -233,8 +233,8 @@ class _TokenDivergence(torch.autograd.Function):
                 grad_weight[:width] += gradient.t() @ states[rows]
         return (
             grad_states,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(bias.dtype),
+            None if weight is None or grad_weight is None else grad_weight.to(weight.dtype),
+            None if bias is None or grad_bias is None else grad_bias.to(bias.dtype),
             *[None] * 4,
         )
 

@@ -17,11 +17,12 @@ from openrlhf.agents.rewards import require_reward
 from openrlhf.agents.types import PromptItem, Trajectory
 from openrlhf.agents.watchdog import exit_process
 from openrlhf.agents.worker import AgentWorker
+from openrlhf.launcher.json_servers import RetryPolicy
 from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_client import RayEngineClient
 from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.redaction import configure_logging
-from openrlhf.launcher.rewards.http import HttpRewardSource, RetryPolicy
+from openrlhf.launcher.rewards.http import HttpRewardSource
 from openrlhf.launcher.samples import EvalRequest, SampleInfo, sample_info
 from openrlhf.launcher.tokenizers import load_tokenizer
 from openrlhf.launcher.vision import ImageProcessor
