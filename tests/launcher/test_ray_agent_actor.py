@@ -39,7 +39,8 @@ def test_b148_only_a_reward_model_may_be_left_to_score_a_sample(reward_model: bo
     """Without one, an agent that returns no reward would end the run in the controller."""
     item = PromptItem(group_id="g", prompt="p")
     unscored = Recorder([1]).finish(item, 0, Outcome(stop_reason=StopReason.DONE))
-    actor = AgentActor(SimpleNamespace(reward_model=reward_model, settings=SimpleNamespace(max_length=64)), [], 0)  # type: ignore[arg-type]
+    spec = SimpleNamespace(reward_model=reward_model, rewards_optional=False, settings=SimpleNamespace(max_length=64))
+    actor = AgentActor(spec, [], 0)  # type: ignore[arg-type]
     actor._worker = SimpleNamespace(run_group=lambda *args, **options: value([unscored]))  # type: ignore[assignment]
     infos, trajectories = asyncio.run(actor.run_group(item, None))
     assert [info.failed for info in infos] == [t.failed for t in trajectories] == [not reward_model]

@@ -59,7 +59,7 @@ def test_l04_names_that_are_none() -> None:
     names = "data.input_key label_key best_metric_key pad_token eos_token max_num_batched_tokens tokenizer monkey"
     assert [name for name in names.split() if is_secret_name(name)] == []
     flags = {flag.path for command in COMMANDS.values() for flag in command.flags.values() if flag.secret}
-    assert flags == {"logger.wandb.key", "reward.api_key", "api_key"}
+    assert flags == {"logger.wandb.key", "ref.api_key", "reward.api_key", "api_key"}
 
 
 WRONG = [

@@ -18,10 +18,10 @@ from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import build
 from openrlhf.launcher.json_servers import RetryPolicy
 from openrlhf.launcher.placement import roles
-from openrlhf.launcher.ranks.remote_teacher import RemoteReference, TeacherServerError, TeacherServers, read_places
+from openrlhf.launcher.ranks.remote_teacher import RemoteReference, read_places
 from openrlhf.launcher.ranks.roles import PolicyRank, ReferenceRank
 from openrlhf.launcher.redaction import redact_value
-from openrlhf.launcher.teacher_check import check_teacher_servers
+from openrlhf.launcher.teacher_check import TeacherServerError, TeacherServers, check_teacher_servers
 from openrlhf.learner.spec import Role
 from support.launcher_tokenizer import byte_tokenizer
 from support.toy_ranks import references, sampled, toy_config, toy_rank

@@ -26,14 +26,14 @@ Divergence = Literal["reverse", "forward", "jsd"]
 
 @dataclass(frozen=True, kw_only=True)
 class Truncation:
-    """What sampling leaves of a distribution: see `truncation.kept_mask`. By default all of it.
-
-    top_p in (0, 1]; top_k: 0 or less is off; min_p in [0, 1].
-    """
+    """What sampling leaves of a distribution: see `truncation.kept_mask`. By default all of it."""
 
     top_p: float = 1.0
+    """Likeliest tokens up to this sum of probabilities, in (0, 1]."""
     top_k: int = -1
+    """So many of the likeliest tokens; 0 or less: all."""
     min_p: float = 0.0
+    """Tokens with at least this share of the likeliest one's probability, in [0, 1]."""
 
     def __post_init__(self) -> None:
         if not (0 < self.top_p <= 1 and 0 <= self.min_p <= 1):

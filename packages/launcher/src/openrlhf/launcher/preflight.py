@@ -21,10 +21,9 @@ from openrlhf.launcher.data.early import check_at_sight
 from openrlhf.launcher.data.prompts import PromptDataset, load_prompts, prompt_fields
 from openrlhf.launcher.placement import SECTIONS, roles
 from openrlhf.launcher.plugins import NO_PLUGINS, Plugins, check_plugins, read_plugins
-from openrlhf.launcher.ranks.remote_teacher import TeacherServers
 from openrlhf.launcher.rules.violation import value_at
 from openrlhf.launcher.same_tokens import check_same_tokens
-from openrlhf.launcher.teacher_check import check_teacher_servers
+from openrlhf.launcher.teacher_check import TeacherServers, check_teacher_servers
 from openrlhf.launcher.tokenizers import load_tokenizer, load_vision_tokenizer
 from openrlhf.launcher.vision import VisionModel, find_vision, image_token
 from openrlhf.learner.spec import Role

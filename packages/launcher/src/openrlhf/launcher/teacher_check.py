@@ -1,14 +1,18 @@
-"""Whether a teacher behind servers can be asked: it is there, serves one model, means the same by every token id."""
+"""A teacher behind servers: where it is, and whether it can be asked.
+
+It is there, serves one model, and means the same by every token id.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
 from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.json_servers import JsonServers, RetryPolicy
 from openrlhf.launcher.proxies import ProxiedTransport
-from openrlhf.launcher.ranks.remote_teacher import TeacherServers, server_root
 from openrlhf.launcher.redaction import redact
 from openrlhf.launcher.same_tokens import PROBES
 
@@ -16,6 +20,38 @@ FLAG = "--ref.remote_url"
 IDS_AT_ONCE = 2048
 TIMEOUT = 60.0
 WAY_OUT = "Serve a model with the actor's tokenizer"
+ANSWER_TIMEOUT = 600.0
+"""Seconds for one sample, from connecting to the last byte: a busy server lets requests wait."""
+
+
+class TeacherServerError(RuntimeError):
+    """No server gave what is needed of a teacher."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherServers:
+    """Where a teacher is asked. urls: with or without /v1 at their end. model: the name that it is served under."""
+
+    urls: tuple[str, ...]
+    model: str
+    api_key: str | None = None
+    retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(timeout=ANSWER_TIMEOUT))
+
+    def completions(self) -> JsonServers:
+        """A client, to be made and used within one event loop."""
+        return JsonServers(
+            [f"{server_root(url)}/v1/completions" for url in self.urls],
+            kind="teacher",
+            flag="--ref.remote_url",
+            errors=(TeacherServerError, TeacherServerError),
+            api_key=self.api_key,
+            retry=self.retry,
+        )
+
+
+def server_root(url: str) -> str:
+    """The part of an OpenAI-compatible server's URL that all its addresses share."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def check_teacher_servers(config: TrainPPOConfig, tokenizer: Any) -> TeacherServers:

@@ -11,48 +11,15 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from openrlhf.launcher.json_servers import JsonServers, RetryPolicy
+from openrlhf.launcher.json_servers import JsonServers
 from openrlhf.launcher.ranks.batches import PerSample, ToldPerSample
 from openrlhf.launcher.ranks.config import RankConfig
 from openrlhf.launcher.samples import SampleRef, cut
-
-TIMEOUT = 600.0
-"""Seconds for one sample, from connecting to the last byte: a busy server lets requests wait."""
-
-
-class TeacherServerError(RuntimeError):
-    """No server gave what is needed of a teacher."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TeacherServers:
-    """Where a teacher is asked. urls: with or without /v1 at their end. model: the name that it is served under."""
-
-    urls: tuple[str, ...]
-    model: str
-    api_key: str | None = None
-    retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(timeout=TIMEOUT))
-
-    def completions(self) -> JsonServers:
-        """A client, to be made and used within one event loop."""
-        return JsonServers(
-            [f"{server_root(url)}/v1/completions" for url in self.urls],
-            kind="teacher",
-            flag="--ref.remote_url",
-            errors=(TeacherServerError, TeacherServerError),
-            api_key=self.api_key,
-            retry=self.retry,
-        )
-
-
-def server_root(url: str) -> str:
-    """The part of an OpenAI-compatible server's URL that all its addresses share."""
-    return url.rstrip("/").removesuffix("/v1")
+from openrlhf.launcher.teacher_check import TeacherServerError, TeacherServers
 
 
 class RemoteReference:

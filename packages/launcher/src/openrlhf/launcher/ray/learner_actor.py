@@ -13,12 +13,13 @@ from ray.exceptions import GetTimeoutError
 
 from openrlhf.launcher.ranks.batches import RankBatch
 from openrlhf.launcher.ranks.config import RankConfig
-from openrlhf.launcher.ranks.remote_teacher import RemoteReference, TeacherServers
+from openrlhf.launcher.ranks.remote_teacher import RemoteReference
 from openrlhf.launcher.ranks.roles import CriticRank, PolicyRank, Rank, ReferenceRank, RewardRank
 from openrlhf.launcher.ray.calls import DEATHS, WorkerDiedError, first_line
 from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_client import FleetClient
 from openrlhf.launcher.ray.remote import Remote, serves
+from openrlhf.launcher.teacher_check import TeacherServers
 from openrlhf.launcher.threads import RankThreads
 from openrlhf.learner.spec import LearnerSpec, Role
 
