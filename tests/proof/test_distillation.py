@@ -17,7 +17,7 @@ from warm_start import WarmStart, make_warm_start, train
 pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.timeout(1800)]
 
 WAYS = {
-    "log-ratios": "",
+    "log-ratios": "--actor.adam.lr 1e-3 --rollout.batch_size 32 --train.num_episodes 2",
     "reverse over all": "--algo.distill.divergence reverse",
     "jsd over 16": "--algo.distill.divergence jsd --algo.distill.top_k 16",
 }
