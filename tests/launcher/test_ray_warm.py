@@ -23,6 +23,7 @@ loaded = "xml.dom.minidom" in sys.modules
 import random
 print(loaded, sys.argv[1:], os.environ.get("GREETING"), os.getcwd(), sys.path[0], os.getppid(), random.random())
 print(__name__, threading.active_count(), os.environ.get("TORCH_LOGS"), os.environ.get("SET"), file=sys.stderr)
+print("alone" if os.getpgrp() == os.getpid() else "Ray ends its group, the others with it", file=sys.stderr)
 sys.stdout.flush()
 time.sleep(float(sys.argv[1]))
 sys.exit(7)
@@ -105,7 +106,7 @@ def test_a_fork_has_the_imports_and_all_that_ray_gave_its_stand_in(stage: Stage)
     out, err = first.communicate(timeout=60)
     where = [str(stage.folder), str(stage.folder), str(stage.pid)]
     assert out.split()[:-1] == ["True", "['0']", "hello", *where]
-    assert err.split() == ["__main__", "1", "imported", "imported"]
+    assert err.split() == ["__main__", "1", "imported", "imported", "alone"]
     assert first.returncode == 7
     other = second.communicate(timeout=60)[0].split()
     assert other[:-1] == ["True", "['0']", "theirs", *where]

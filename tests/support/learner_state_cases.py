@@ -232,7 +232,10 @@ def following(rank: int, world: int, folder: Path) -> dict[str, Any]:
             for _ in range(times):
                 reference.score(batch)
                 count, stream = policy.model_buckets(20_000, wanted=True)
-                buckets = [[(name, tensor.clone()) for name, tensor in bucket] for bucket in stream]
+                buckets = []
+                for bucket in stream:
+                    assert torch.is_grad_enabled(), "who asks for buckets now and then trains between them"
+                    buckets.append([(name, tensor.clone()) for name, tensor in bucket])
                 assert len(buckets) == count > 3
                 for bucket in buckets:
                     reference.following.take(bucket)

@@ -23,8 +23,8 @@ def samples_of_a_packed_row_meet() -> None:
 
     build = packing.build_inputs
 
-    def running_on(batch: Any, positions: Any, *, packed: bool) -> Any:
-        inputs = build(batch, positions, packed=packed)
+    def running_on(batch: Any, positions: Any, *, packed: bool, **more: Any) -> Any:
+        inputs = build(batch, positions, packed=packed, **more)
         return replace(inputs, position_ids=torch.arange(inputs.input_ids.shape[1])[None]) if packed else inputs
 
     packing.build_inputs = running_on

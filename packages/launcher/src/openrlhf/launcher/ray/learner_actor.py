@@ -165,6 +165,7 @@ class LearnerActor:
         self.bucket_bytes = 0
         self.skip_frozen = False
         self.stream: Iterator[list[tuple[str, Any]]] = iter(())
+        self.to_come = 0
         self.role = self.kind(Learner(spec), config, resolve=_fetch)
         self.role.learner.give_back()
 
@@ -217,12 +218,17 @@ class LearnerActor:
     def open_stream(self, bucket_bytes: int) -> int:
         """All ranks: begin to stream the model to another one; how many buckets there will be."""
         count, self.stream = self.role.learner.model_buckets(bucket_bytes, wanted=self.rank == 0)
+        self.to_come = count
         return count
 
     def next_bucket(self) -> list[tuple[str, Any]]:
         """All ranks: the stream's next bucket in host memory, on rank 0; the others only take part."""
         try:
-            return [(name, tensor.to("cpu", copy=True)) for name, tensor in next(self.stream)]
+            bucket = [(name, tensor.to("cpu", copy=True)) for name, tensor in next(self.stream)]
+            self.to_come -= 1
+            if not self.to_come:
+                next(self.stream, None)  # parameters are gathered until the next bucket is asked for
+            return bucket
         finally:
             self.role.learner.give_back()
 

@@ -130,8 +130,9 @@ class ZeroEngine:
     def whole(self, groups: Iterable[Sequence[nn.Parameter]], *, wanted: bool) -> Iterator[list[Tensor]]:
         makes_whole = self.shards.any_wants(wanted)
         for group in groups:
-            with torch.no_grad(), partition.gathered(group):
-                tensors = [self.shards.whole(p, p.data) for p in group] if makes_whole else []
+            with partition.gathered(group):
+                with torch.no_grad():  # not around the yield: who asks for buckets now and then trains between them
+                    tensors = [self.shards.whole(p, p.data) for p in group] if makes_whole else []
                 yield tensors if wanted else []
 
     def part(self, parameter: nn.Parameter) -> Tensor | None:
