@@ -250,10 +250,7 @@ def test_engines_hold_what_was_trained(  # B026, B128, B130
     assert "waits for its first weight push" in result["early"][0].message
     assert cluster.temp_dir is not None
     said = (cluster.temp_dir / "warm.log").read_text()
-    assert result["forks"] >= {"ray::EngineActor", "ray::PolicyActor", "ray::AgentActor"}, (
-        said,
-        cluster.warm and cluster.warm._process.poll(),
-    )
+    assert result["forks"] >= {"ray::EngineActor", "ray::PolicyActor", "ray::AgentActor"}, said
     assert result["summary"].optimizer_steps == 4
     start = {"driver", "ray", "engines", "engine_load", "policy", "agents", "total"}
     times = [{k: v for k, v in step.items() if k.startswith("timing/start_")} for step in result["steps"]]
