@@ -12,6 +12,7 @@ from torch import Tensor
 
 from openrlhf.core.batch import Batch
 from openrlhf.core.config import AdvantageConfig, PolicyLossConfig, Truncation
+from openrlhf.core.tables import POLICY_LOSSES
 from openrlhf.learner.config import AdamConfig, DsConfig, ModelConfig, OptimConfig, TrainBatchConfig
 from openrlhf.learner.heads import TokenDistribution
 from openrlhf.learner.learner import Learner, NonFiniteStepError
@@ -181,6 +182,10 @@ LOSSES: dict[str, PolicyObjective] = {
         correction=AdvantageConfig(is_correction_type="seq-mask-tis", **FIX),
         agg_constant=9.0,
     ),
+} | {
+    name: PolicyObjective(config=PolicyLossConfig(policy_loss_type=name), kl_coef=0.1, kl_estimator="k3")
+    for name in POLICY_LOSSES
+    if name not in ("ppo", "gspo")
 }
 
 
