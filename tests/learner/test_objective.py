@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from openrlhf.core.config import PolicyLossConfig
+from openrlhf.core.losses.output import LossOutput
 from openrlhf.learner.learner import sum_terms
 from openrlhf.learner.objective import ModelOutputs, Objective, PolicyObjective, ValueObjective
 from support.learner_models import make_batch
@@ -43,6 +44,19 @@ def test_denominators(objective: Objective, expected: dict[str, float]) -> None:
     assert objective.counts(BATCH) == expected
     nothing = BATCH.select([])
     assert objective.counts(nothing) == dict.fromkeys(expected, 0.0)
+
+
+def test_the_engines_log_probs_are_measured_beside_any_loss() -> None:
+    def own(*, logprobs: torch.Tensor, **others: Any) -> LossOutput:
+        return LossOutput(total=logprobs.sum(), count=TOKENS, metrics={"own": (1.0, 2.0)})
+
+    batch = BATCH.with_(rollout_logprobs=BATCH.old_logprobs - 0.25 * BATCH.action_mask)  # type: ignore[operator]
+    objectives = PolicyObjective(config=PolicyLossConfig(), loss=own), PolicyObjective(config=PolicyLossConfig())
+    theirs, ours = (objective(outputs(), batch)["policy_loss"].metrics for objective in objectives)
+    assert set(theirs) == {"own", "logprobs_diff", "vllm_kl"}
+    for name, sign in (("logprobs_diff", 1), ("vllm_kl", -1)):
+        assert theirs[name] == ours[name]
+        assert float(theirs[name][0]) == pytest.approx(sign * 0.25 * TOKENS, rel=1e-5)
 
 
 # None: not computed; 0: computed and logged, without weight.

@@ -17,7 +17,7 @@ from openrlhf.core.config import AdvantageConfig, KLEstimator, PolicyLossConfig
 from openrlhf.core.losses.aggregate import effective_agg_mode, loss_count
 from openrlhf.core.losses.distill import distill_loss
 from openrlhf.core.losses.output import LossOutput
-from openrlhf.core.losses.policy import PolicyLossFunction, entropy_loss, kl_loss, policy_loss
+from openrlhf.core.losses.policy import PolicyLossFunction, entropy_loss, kl_loss, policy_loss, rollout_metrics
 from openrlhf.core.losses.value import value_loss
 
 
@@ -107,7 +107,8 @@ class PolicyObjective:
     distill_coef: weight of the divergence from a teacher (`Learner.lesson`); None: there is none.
     kl_coef: weight of the KL loss; None leaves the term out (no `ref_logprobs` needed).
     agg_constant: the constant of loss_agg_mode seq-mean-token-sum-norm.
-    loss: what computes policy_loss, with its arguments and its contract.
+    loss: what computes policy_loss, with its arguments and its contract. What is measured of the engine's log-probs is
+    added to the metrics of one that measures nothing.
     detach_old: take the present log-probs as the old ones (`old_logprobs` not needed); right when the batch is the only
     optimiser step of its rollout.
     """
@@ -161,6 +162,9 @@ class PolicyObjective:
                 agg_constant=self.agg_constant,
             )
         }
+        if self.loss is not policy_loss and batch.rollout_logprobs is not None:
+            apart = rollout_metrics(old, batch.rollout_logprobs, batch.action_mask, _tokens(batch))
+            terms["policy_loss"] = replace(terms["policy_loss"], metrics=apart | terms["policy_loss"].metrics)
         if outputs.outside is not None:
             terms["policy_loss"] = with_share(terms["policy_loss"], "outside_kept", outputs.outside, batch)
         if self.kl_coef is not None:

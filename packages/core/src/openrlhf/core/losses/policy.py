@@ -80,7 +80,7 @@ def policy_loss(
         "ppo_kl": (-raw_log_ratio.sum(), tokens),
     }
     if rollout_logprobs is not None:
-        metrics |= _rollout_metrics(old_logprobs, rollout_logprobs, action_mask, tokens)
+        metrics |= rollout_metrics(old_logprobs, rollout_logprobs, action_mask, tokens)
     if fix is not None:
         metrics["is_filter_ratio"] = ((action_mask & ~fix.keep).sum().float(), tokens)
     return LossOutput(total=total, count=count, metrics=metrics)
@@ -127,6 +127,7 @@ def _correction(
     )
 
 
-def _rollout_metrics(old_logprobs: Tensor, rollout_logprobs: Tensor, action_mask: Tensor, tokens: float) -> Metrics:
+def rollout_metrics(old_logprobs: Tensor, rollout_logprobs: Tensor, action_mask: Tensor, tokens: float) -> Metrics:
+    """How far the engine's log-probs [B, T] are from the trainer's, as (sum, count) over trainable tokens."""
     diff = select(at_least_fp32(rollout_logprobs.detach()) - at_least_fp32(old_logprobs.detach()), action_mask)
     return {"vllm_kl": (diff.sum(), tokens), "logprobs_diff": (diff.abs().sum(), tokens)}
