@@ -114,6 +114,10 @@ def test_t10_every_sample_stops_where_the_chat_template_ends_a_turn() -> None:
     assert agent_spec(config, prepared).settings.sampling.stop_token_ids == (5, 7)
 
 
+NEEDED: dict[str, dict[str, Any]] = {"ds.load_in_4bit": {"ds.lora.rank": 3}}
+"""What a flag needs beside it."""
+
+
 @cache
 def plain(gpus: int) -> str:
     return workers({}, gpus)
@@ -125,7 +129,9 @@ HONOURED = [f for f in TRAIN_PPO_RAY.flags.values() if not f.off and f.path not 
 @pytest.mark.parametrize("flag", [f for f in HONOURED if not CONTROLLER.fullmatch(f.path)], ids=lambda flag: flag.path)
 def test_flag_reaches_a_worker(flag: Flag) -> None:
     gpus = 8 if flag.path in GPU_ONLY else 0
-    assert workers({flag.path: another(flag)}, gpus) != plain(gpus)
+    needed = NEEDED.get(flag.path)
+    before = workers(needed, gpus) if needed else plain(gpus)
+    assert workers({flag.path: another(flag)} | (needed or {}), gpus) != before
 
 
 OWNERS = {"critic": Role.CRITIC, "ref": Role.REFERENCE, "reward": Role.REWARD}

@@ -47,6 +47,6 @@ def test_l12_the_plan_refuses_what_the_run_refuses(
 
 
 def test_l12_the_lines_break_something() -> None:
-    assert "--ds.lora.rank 7" in LINES
+    assert "--vllm.sync_with_ray" in LINES
     assert "--ds.ring_attn_size 7" in LINES
     assert len(LINES) > 80

@@ -40,16 +40,16 @@ def test_a_refused_flag_is_named_with_the_reason(command: Any, path: str, reason
 
 
 def test_a_flag_that_this_machine_switches_off_is_not_refused() -> None:
-    asked = build(TRAIN_PPO_RAY.defaults, {"ds.load_in_4bit": True})
+    asked = build(TRAIN_PPO_RAY.defaults, {"vllm.sync_with_ray": True})
     assert unsupported(TRAIN_PPO_RAY, asked, TRAIN_PPO_RAY.defaults) == []
 
 
 def test_refusals_and_broken_rules_come_in_one_message() -> None:
     with pytest.raises(UsageError) as caught:
-        prepare(TRAIN_PPO_RAY, ["--use_ms", "--ds.lora.rank", "8", "--rollout.temperature", "0"], Machine(gpus=0))
+        prepare(TRAIN_PPO_RAY, ["--use_ms", "--ds.ring_attn_size", "8", "--rollout.temperature", "0"], Machine(gpus=0))
     text = str(caught.value)
     assert "--use_ms is not supported" in text
-    assert "--ds.lora.rank 8 is not supported" in text
+    assert "--ds.ring_attn_size 8 is not supported" in text
     assert "--rollout.temperature 0.0: it must be more than 0" in text
 
 

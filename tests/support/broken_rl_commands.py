@@ -318,4 +318,13 @@ CASES = [
     ("--rollout.temperature 0", "rollout.temperature", "more than 0", ""),
     ("--ds.zero_stage 4", "ds.zero_stage", "at most 3", "--ds.zero_stage 3"),
     ("--vllm.tensor_parallel_size 0", "vllm.tensor_parallel_size", "at least 1", ""),
+    ("--ds.lora.alpha 32", "ds.lora.rank", "no adapters", "--ds.lora.alpha 32 --ds.lora.rank 8"),
+    ("--ds.lora.rank 8 --ds.lora.dropout 1", "ds.lora.dropout", "[0, 1)", "--ds.lora.rank 8 --ds.lora.dropout 0.1"),
+    ("--ds.load_in_4bit", "ds.lora.rank", "cannot be trained", "--ds.load_in_4bit --ds.lora.rank 8"),
+    (
+        "--ds.load_in_4bit --ds.lora.rank 8 --ds.param_dtype fp32 --ds.attn_implementation sdpa",
+        "ds.load_in_4bit",
+        "compute in bf16",
+        "--ds.load_in_4bit --ds.lora.rank 8",
+    ),
 ]

@@ -95,11 +95,6 @@ REFUSED: dict[str, tuple[Collection[str], str]] = {
     "ds.ring_attn_size": (COMMANDS, "ring attention is not built; keep it at 1"),
     "ds.ring_attn_head_stride": (COMMANDS, "ring attention is not built; keep it at 1"),
     "vllm.sync_with_ray": (_RL, "weights always travel by the engines' own transfer; leave the flag out"),
-    "ds.lora.rank": (_RL, "LoRA is not built for RL; keep it at 0"),
-    "ds.lora.alpha": (_RL, "LoRA is not built for RL"),
-    "ds.lora.dropout": (_RL, "LoRA is not built for RL"),
-    "ds.lora.target_modules": (_RL, "LoRA is not built for RL"),
-    "ds.load_in_4bit": (_RL, "4-bit weights cannot be trained here nor sent to the engines; leave the flag out"),
     "local_rank": (_RL, "the trainer starts its own ranks; start it with python3 -m, not with deepspeed or torchrun"),
 }
 """Flags that nothing honours -> (commands, why): refused when they differ from their default, never ignored."""

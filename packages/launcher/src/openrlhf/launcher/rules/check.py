@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.rules import algorithm, inputs, pipeline, placement, supervised
+from openrlhf.launcher.rules import adapters, algorithm, inputs, pipeline, placement, supervised
 from openrlhf.launcher.rules.ranges import ranges, within
 from openrlhf.launcher.rules.violation import Rule, Violation
 from openrlhf.launcher.rules.warnings import WARNINGS
 from openrlhf.launcher.supervised_config import ServeRMConfig, SupervisedConfig
 
-RL_RULES: tuple[Rule, ...] = (*inputs.RULES, *algorithm.RULES, *pipeline.RULES, *placement.RULES)
+RL_RULES: tuple[Rule, ...] = (
+    *inputs.RULES,
+    *algorithm.RULES,
+    *adapters.RULES,
+    *pipeline.RULES,
+    *placement.RULES,
+)
 
 SUPERVISED_RULES: tuple[Rule, ...] = (
     *supervised.RULES,
+    *adapters.RULES,
     inputs.template,
     inputs.probabilities,
     inputs.entries,

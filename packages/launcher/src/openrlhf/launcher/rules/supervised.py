@@ -15,7 +15,6 @@ from openrlhf.launcher.supervised_config import (
     TrainRMConfig,
     TrainSFTConfig,
 )
-from openrlhf.learner.config import LoraConfig
 
 Found = Iterator[Violation]
 
@@ -107,33 +106,6 @@ def intervals(c: SupervisedConfig, m: Machine) -> Found:
         yield broken(c, "eval.steps eval.dataset", "there is nothing to evaluate on", "add --eval.dataset")
 
 
-def adapters(c: SupervisedConfig, m: Machine) -> Found:
-    """Options of adapters that are off, or that make none."""
-    lora, default = c.ds.lora, LoraConfig()
-    if lora.rank == 0:
-        for name in ("alpha", "dropout", "target_modules"):
-            if getattr(lora, name) != getattr(default, name):
-                problem = "there are no adapters"
-                yield broken(c, f"ds.lora.{name} ds.lora.rank", problem, "--ds.lora.rank 16")
-    if lora.rank > 0 and not lora.target_modules:
-        yield broken(c, "ds.lora.target_modules", "it names no module", "--ds.lora.target_modules all-linear")
-    if not 0 <= lora.dropout < 1:
-        yield broken(c, "ds.lora.dropout", "it must lie in [0, 1)", "--ds.lora.dropout 0.05")
-    if lora.alpha < 1:
-        yield broken(c, "ds.lora.alpha", "it must be at least 1", "--ds.lora.alpha 16")
-
-
-def four_bit(c: SupervisedConfig, m: Machine) -> Found:
-    """What 4-bit weights need."""
-    if not c.ds.load_in_4bit:
-        return
-    if not m.gpus:
-        yield broken(c, "ds.load_in_4bit", "it needs a GPU, and there is none", "leave --ds.load_in_4bit out")
-    elif c.ds.param_dtype != "bf16":
-        problem = "4-bit weights compute in bf16"
-        yield broken(c, "ds.load_in_4bit ds.param_dtype", problem, "--ds.param_dtype bf16")
-
-
 def schedule(c: SupervisedConfig, m: Machine) -> Found:
     """The schedule's name."""
     yield from schedule_name(c, "lr_scheduler")
@@ -156,8 +128,6 @@ RULES: tuple[Rule, ...] = (
     margin,
     intervals,
     ipo_smoothing,
-    adapters,
-    four_bit,
     schedule,
     trained_model,
     deepspeed,

@@ -1,0 +1,44 @@
+"""Rules of adapters and 4-bit weights, the same for RL and for the supervised trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.rules.violation import Rule, Violation, broken
+from openrlhf.launcher.supervised_config import SupervisedConfig
+from openrlhf.learner.config import LoraConfig
+
+C = TrainPPOConfig | SupervisedConfig
+Found = Iterator[Violation]
+
+
+def adapters(c: C, m: Machine) -> Found:
+    """Options of adapters that are off, or that make none."""
+    lora, default = c.ds.lora, LoraConfig()
+    if lora.rank == 0:
+        for name in ("alpha", "dropout", "target_modules"):
+            if getattr(lora, name) != getattr(default, name):
+                problem = "there are no adapters"
+                yield broken(c, f"ds.lora.{name} ds.lora.rank", problem, "--ds.lora.rank 16")
+    if lora.rank > 0 and not lora.target_modules:
+        yield broken(c, "ds.lora.target_modules", "it names no module", "--ds.lora.target_modules all-linear")
+    if not 0 <= lora.dropout < 1:
+        yield broken(c, "ds.lora.dropout", "it must lie in [0, 1)", "--ds.lora.dropout 0.05")
+    if lora.alpha < 1:
+        yield broken(c, "ds.lora.alpha", "it must be at least 1", "--ds.lora.alpha 16")
+
+
+def four_bit(c: C, m: Machine) -> Found:
+    """What 4-bit weights need."""
+    if not c.ds.load_in_4bit:
+        return
+    if not m.gpus:
+        yield broken(c, "ds.load_in_4bit", "it needs a GPU, and there is none", "leave --ds.load_in_4bit out")
+    elif c.ds.param_dtype != "bf16":
+        problem = "4-bit weights compute in bf16"
+        yield broken(c, "ds.load_in_4bit ds.param_dtype", problem, "--ds.param_dtype bf16")
+
+
+RULES: tuple[Rule, ...] = (adapters, four_bit)
