@@ -14,9 +14,10 @@ from openrlhf.learner.learner import Learner
 from openrlhf.learner.objective import Objective
 from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.learner.supervised_objectives import PreferenceObjective, RewardObjective, SftObjective
+from support.learner_lora_cases import live
 from support.learner_models import make_batch
 from support.learner_ranks import Case
-from support.learner_step_cases import HUGE, capture_gradients, make_spec, parameters, share
+from support.learner_step_cases import HUGE, capture_gradients, make_spec, share
 
 OBJECTIVES: dict[str, tuple[Role, Objective]] = {
     "sft": (Role.POLICY, SftObjective()),
@@ -95,13 +96,13 @@ def adapters(rank: int, world: int, folder: Path) -> dict[str, Any]:
         spec = _spec(folder, name, (stage, 2, False, None))
         lora = LoraConfig(rank=4, alpha=8, dropout=0.1, target_modules=("q_proj", "up_proj"))
         learner = Learner(replace(spec, ds=replace(spec.ds, lora=lora)))
-        before = parameters(learner)
+        before = live(learner)
         batch = share(pair_batch(), ROWS, rank, world)
         for _ in range(2):
             learner.update(batch, OBJECTIVES[name][1])
         learner.set_reward_statistics(0.5, 2.0)
         learner.export_hf(str(folder / f"adapter-{name}-{world}"))
-        after = parameters(learner)
+        after = live(learner)
         results[name] = {
             "moved": sorted(n for n in before if not torch.equal(before[n], after[n])),
             "scores": learner.score(pair_batch()),

@@ -25,6 +25,7 @@ from openrlhf.learner.export import export_hf
 from openrlhf.learner.following import Following
 from openrlhf.learner.heads import TokenDistribution
 from openrlhf.learner.lora import export_adapters, has_adapters
+from openrlhf.learner.lora_stream import Form
 from openrlhf.learner.micro_batches import score_plan, update_plan
 from openrlhf.learner.models import reward_statistics
 from openrlhf.learner.modules import Readings, evaluating
@@ -297,19 +298,20 @@ class Learner:
         self.module.model.config.mean, self.module.model.config.std = mean, std
         self.reward_mean_std = (mean, std)
 
-    def weight_metadata(self, *, skip_frozen: bool = False) -> list[weights.WeightInfo]:
+    def weight_metadata(self, *, skip_frozen: bool = False, form: Form = "merged") -> list[weights.WeightInfo]:
         """Name, dtype and full shape of every tensor of the stream, in its order. Not collective."""
-        return weights.metadata(self._engine, skip_frozen=skip_frozen)
+        return weights.metadata(self._engine, skip_frozen=skip_frozen, form=form)
 
     def named_parameter_buckets(
-        self, bucket_bytes: int, *, skip_frozen: bool = False, wanted: bool = True
+        self, bucket_bytes: int, *, skip_frozen: bool = False, wanted: bool = True, form: Form = "merged"
     ) -> Iterator[list[tuple[str, Tensor]]]:
         """All parameters, whole, in buckets of about `bucket_bytes`, the same on every rank. All ranks must exhaust it.
 
-        A tensor is valid until the next bucket is asked for. wanted: False where this rank has no use for them: its
-        buckets are empty, and nothing is copied for it.
+        A tensor is valid until the next bucket is asked for. skip_frozen: only what training changes. wanted: False
+        where this rank has no use for them: its buckets are empty, and nothing is copied for it. form: what becomes of
+        adapters (`lora_stream`).
         """
-        return weights.checkpoint_buckets(self._engine, bucket_bytes, skip_frozen=skip_frozen, wanted=wanted)
+        return weights.checkpoint_buckets(self._engine, bucket_bytes, skip_frozen=skip_frozen, wanted=wanted, form=form)
 
     def model_buckets(self, bucket_bytes: int, *, wanted: bool) -> tuple[int, Iterator[list[tuple[str, Tensor]]]]:
         """How many buckets, and the same with the parameters' own names and forms, for a model of the same class."""

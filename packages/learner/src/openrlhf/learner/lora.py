@@ -13,11 +13,11 @@ from openrlhf.learner.config import LoraConfig
 from openrlhf.learner.engine import TrainingEngine
 from openrlhf.learner.folders.publish import publish
 from openrlhf.learner.loading import load_pretrained
+from openrlhf.learner.lora_stream import ADAPTER, PEFT_PREFIX, peft_name
 from openrlhf.learner.modules import LearnerModule
 from openrlhf.learner.settings_files import save_model, write_tokenizer
 from openrlhf.learner.weights import GATHER_BYTES, buckets
 
-ADAPTER = "default"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 REWARD = "reward_model.json"
 """Beside the adapter of a reward model: the mean and std of its rewards, which its base does not know."""
@@ -131,7 +131,7 @@ def _peft_name(module: LearnerModule, name: str) -> str:
     head = f"{module.head_name}."
     if module.scalar and name.startswith(head):
         name = f"{HEAD}.{name.removeprefix(head)}"
-    return "base_model.model." + name.replace(f".{ADAPTER}.", ".")
+    return PEFT_PREFIX + peft_name(name)
 
 
 def _adapter_settings(folder: Path) -> dict[str, Any]:

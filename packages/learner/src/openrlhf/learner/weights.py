@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from openrlhf.learner.engine import TrainingEngine
+from openrlhf.learner.lora_stream import Form, Streamed, is_apart, streamed
 from openrlhf.learner.modules import LearnerModule
 
 GATHER_BYTES = 512 * 2**20
@@ -32,16 +33,14 @@ class WeightInfo:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def _parameters(module: LearnerModule, skip_frozen: bool) -> list[tuple[str, nn.Parameter]]:
-    """Tied weights once, under the name of their first owner (the input embedding)."""
-    named = [(module.hf_name(name), p) for name, p in module.named_parameters()]
-    return [(name, p) for name, p in named if p.requires_grad or not skip_frozen]
-
-
-def metadata(engine: TrainingEngine, *, skip_frozen: bool) -> list[WeightInfo]:
-    """What the stream will hold, in order. Not collective."""
-    parameters = _parameters(engine.module, skip_frozen)
-    meta = [(name, torch.empty(engine.full_shape(p), dtype=p.dtype, device="meta")) for name, p in parameters]
+def metadata(engine: TrainingEngine, *, skip_frozen: bool, form: Form = "merged") -> list[WeightInfo]:
+    """What the stream will hold, in order. Not collective. See `lora_stream.streamed`."""
+    items = streamed(engine.module, skip_frozen=skip_frozen, form=form)
+    shapes = (item.shape_in_full or engine.full_shape(item.parameters[0]) for item in items)
+    meta = [
+        (item.name, torch.empty(shape, dtype=item.dtype, device="meta"))
+        for item, shape in zip(items, shapes, strict=True)
+    ]
     return [WeightInfo(name=n, shape=tuple(t.shape), dtype=t.dtype) for n, t in checkpoint_form(engine.module, meta)]
 
 
@@ -56,7 +55,10 @@ def checkpoint_form(module: LearnerModule, tensors: list[tuple[str, Tensor]]) ->
 
     converted: list[tuple[str, Tensor]] = []
     for name, tensor in tensors:
-        converted += revert_weight_conversion(module.model, {name: tensor}).items()
+        if is_apart(name):
+            converted.append((name, tensor))
+        else:
+            converted += revert_weight_conversion(module.model, {name: tensor}).items()
     return [(name, tensor.contiguous()) for name, tensor in converted]
 
 
@@ -73,36 +75,54 @@ def buckets(
     """
     if bucket_bytes < 1:
         raise ValueError(f"`bucket_bytes` must be positive, got {bucket_bytes!r} bytes")
-    groups = list(_split(engine, _parameters(engine.module, skip_frozen), bucket_bytes))
-    tensors = engine.whole(([p for _, p in group] for group in groups), wanted=wanted)
-    for group, whole in zip(groups, tensors, strict=True):
-        yield [(name, tensor) for (name, _), tensor in zip(group, whole, strict=True)] if wanted else []
+    yield from _stream(engine, _in_memory(engine.module, skip_frozen), bucket_bytes, wanted=wanted)
 
 
 def count_buckets(engine: TrainingEngine, bucket_bytes: int) -> int:
     """How many `buckets` there are. Not collective."""
-    return sum(1 for _ in _split(engine, _parameters(engine.module, skip_frozen=False), bucket_bytes))
+    return sum(1 for _ in _split(engine, _in_memory(engine.module, skip_frozen=False), bucket_bytes))
 
 
 def checkpoint_buckets(
-    engine: TrainingEngine, bucket_bytes: int, *, skip_frozen: bool, wanted: bool = True
+    engine: TrainingEngine, bucket_bytes: int, *, skip_frozen: bool, wanted: bool = True, form: Form = "merged"
 ) -> Iterator[list[tuple[str, Tensor]]]:
-    """`buckets` in the form of a Hugging Face file: what an inference engine loads, as `metadata` announces it."""
-    for bucket in buckets(engine, bucket_bytes, skip_frozen=skip_frozen, wanted=wanted):
+    """What an inference engine loads, in the form of a Hugging Face file, as `metadata` announces it. Collective.
+
+    Otherwise as `buckets`; bytes of a bucket are those of its parameters, with the adapters that are merged.
+    """
+    items = streamed(engine.module, skip_frozen=skip_frozen, form=form)
+    for bucket in _stream(engine, items, bucket_bytes, wanted=wanted):
         yield checkpoint_form(engine.module, bucket)
 
 
-def _split(
-    engine: TrainingEngine, parameters: list[tuple[str, nn.Parameter]], limit: int
-) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    group: list[tuple[str, nn.Parameter]] = []
+def _in_memory(module: LearnerModule, skip_frozen: bool) -> list[Streamed]:
+    """Tied weights once, under the name of their first owner (the input embedding)."""
+    return [
+        Streamed(module.hf_name(name), (p,), lambda whole: whole[0])
+        for name, p in module.named_parameters()
+        if p.requires_grad or not skip_frozen
+    ]
+
+
+def _stream(
+    engine: TrainingEngine, items: list[Streamed], limit: int, *, wanted: bool
+) -> Iterator[list[tuple[str, Tensor]]]:
+    groups = list(_split(engine, items, limit))
+    tensors = engine.whole(([p for item in group for p in item.parameters] for group in groups), wanted=wanted)
+    for group, whole in zip(groups, tensors, strict=True):
+        rest = iter(whole)
+        yield [(item.name, item.make([next(rest) for _ in item.parameters])) for item in group] if wanted else []
+
+
+def _split(engine: TrainingEngine, items: list[Streamed], limit: int) -> Iterator[list[Streamed]]:
+    group: list[Streamed] = []
     size = 0
-    for name, parameter in parameters:
-        need = math.prod(engine.full_shape(parameter)) * parameter.element_size()
+    for item in items:
+        need = sum(math.prod(engine.full_shape(p)) * p.element_size() for p in item.parameters)
         if group and size + need > limit:
             yield group
             group, size = [], 0
-        group.append((name, parameter))
+        group.append(item)
         size += need
     if group:
         yield group
