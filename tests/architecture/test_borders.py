@@ -54,6 +54,8 @@ ALLOWED = {
         "starlette",
         "uvicorn",
         "PIL",
+        "pyarrow",
+        "tokenizers",
     },
     "cli": set(),
 }
@@ -78,6 +80,7 @@ HOMES = {
     "pytest": {"openrlhf.agents.testing"},
     "verifiers": {"openrlhf.agents.adapters.verifiers"},
     "httpx": {"openrlhf.launcher"},
+    "pyarrow": {"openrlhf.launcher.record"},
 }
 
 # What DeepSpeed puts on parameters and engines: names that only its backend knows.

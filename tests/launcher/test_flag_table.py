@@ -102,6 +102,8 @@ ADDITIONS = {
         "actor.vespo_lambda",
         "algo.advantage.path",
         "logger.path",
+        "logger.record_dir",
+        "logger.record_max_gib",
         "ref.model_name_or_path",
         "ref.remote_url",
         "ref.api_key",

@@ -242,6 +242,17 @@ class LoggerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunLoggerConfig(LoggerConfig):
+    """Where metrics of RL training go, and its record."""
+
+    record_dir: str = "auto"
+    """Folder in which every trained sample is recorded (`openrlhf.launcher.record.reader` reads it), in a folder of the
+    run's name. auto: `record` beside the run's TensorBoard logs, else in --ckpt.path; none: nothing is recorded."""
+    record_max_gib: float = 1.0
+    """Most GiB of recorded samples of a run; beyond that the oldest steps go. The newest step always stays."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainPPOConfig:
     """`python -m openrlhf.cli.train_ppo_ray`."""
 
@@ -256,7 +267,7 @@ class TrainPPOConfig:
     data: DataConfig = field(default_factory=DataConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     ckpt: CkptConfig = field(default_factory=CkptConfig)
-    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    logger: RunLoggerConfig = field(default_factory=RunLoggerConfig)
     vllm: VllmConfig = field(default_factory=VllmConfig)
     ds: DsConfig = field(default_factory=DsConfig)
     local_rank: int = -1
