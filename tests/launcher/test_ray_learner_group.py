@@ -125,6 +125,31 @@ def test_the_reference_is_told_what_the_policy_kept() -> None:
     assert log == ["policy 0 prepare", "policy 0 metrics <- prepare of policy 0"]
 
 
+def test_the_policys_own_ranks_are_the_reference_where_it_has_adapters() -> None:
+    log: list[str] = []
+
+    def policy(**group: Any) -> RayLearner:
+        ranks = RankGroup[Any](role="policy", ranks=make_ranks("policy", 2, log), hidden_size=8, **group)
+        return RayLearner(policy=ranks, reference=ranks, push=Push(), tokenizer_path="T")  # pyright: ignore[reportArgumentType]
+
+    asyncio.run(policy().prepare([SAMPLES], kl_coef=0.1))
+    assert log[:4] == [
+        "policy 0 logprobs",
+        "policy 1 logprobs",
+        "policy 0 prepare <- logprobs of policy 0",
+        "policy 1 prepare <- logprobs of policy 1",
+    ]
+    log.clear()
+    asyncio.run(policy(truncated=True).prepare([SAMPLES], kl_coef=0.1))
+    assert log[4:8] == [
+        "policy 0 logprobs <- kept of policy 0",
+        "policy 1 logprobs <- kept of policy 1",
+        "policy 0 prepare <- sampled of policy 0, logprobs of policy 0",
+        "policy 1 prepare <- sampled of policy 1, logprobs of policy 1",
+    ]
+    assert len(policy().groups) == 1
+
+
 def test_the_reference_takes_the_policy_bucket_by_bucket() -> None:
     log: list[str] = []
     asyncio.run(make(log, policy=2, reference=1, group={"follows": True}).sync_reference())

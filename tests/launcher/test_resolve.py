@@ -14,7 +14,9 @@ from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import values_of
 from openrlhf.launcher.machine import FLASH_ATTENTION, Machine, detect_machine, installed_flash_attention
 from openrlhf.launcher.parsing import parse
+from openrlhf.launcher.placement import roles
 from openrlhf.launcher.resolve import resolve, resolve_supervised
+from openrlhf.learner.spec import Role
 from support.launcher_flags import parse_train_ppo
 
 CPU, GPUS = Machine(gpus=0), Machine(gpus=8)
@@ -108,6 +110,31 @@ def test_dynamic_batches_imply_packing() -> None:
     config, _ = resolved(GPUS, "--train.dynamic_batch_enable", "--data.max_images_per_prompt", "1")
     assert not config.ds.packing_samples
     assert config.rollout.max_tokens_per_gpu == config.train.max_tokens_per_gpu
+
+
+def test_with_adapters_the_reference_needs_nothing() -> None:
+    lora = ("--ds.lora.rank", "8", "--actor.model_name_or_path", "A", "--algo.advantage.estimator", "reinforce")
+    config, notes = resolved(GPUS, *lora, "--ref.num_gpus_per_node", "4", "--train.colocate_actor_ref")
+    assert config.base_is_reference
+    assert Role.REFERENCE not in roles(config)
+    assert (config.ref.num_gpus_per_node, config.train.colocate_actor_ref) == (8, False)
+    assert [note.partition(" is not needed")[0] for note in notes] == [
+        "--ref.num_gpus_per_node 4",
+        "--train.colocate_actor_ref",
+    ]
+    named, notes = resolved(GPUS, *lora, "--ref.model_name_or_path", "A")
+    assert named.base_is_reference
+    assert notes[0].startswith("--ref.model_name_or_path A is not needed")
+
+
+@pytest.mark.parametrize(
+    "line", ["--ref.model_name_or_path T", "--ref.remote_url http://h/v1", "--algo.kl.init_coef 0", "--ds.lora.rank 0"]
+)
+def test_another_model_is_no_base(line: str) -> None:
+    config, notes = resolved(GPUS, "--actor.model_name_or_path", "A", "--ds.lora.rank", "8", *line.split())
+    assert not config.base_is_reference
+    assert not [note for note in notes if "is not needed" in note]
+    assert (Role.REFERENCE in roles(config)) is ("T" in line or "lora" in line)
 
 
 def test_where_a_critic_starts() -> None:

@@ -163,6 +163,11 @@ def test_evaluation_works_with_every_reward_source() -> None:
         ),
         ("--train.ema_beta 0.9", "no effect without --train.enable_ema", "--train.ema_beta 0.9 --train.enable_ema"),
         (f"{RLOO} --critic.adam.lr 1e-5", "no effect without --algo.advantage.estimator gae", "--critic.adam.lr 1e-5"),
+        (
+            "--ds.lora.rank 8",
+            "--actor.adam.lr 1e-06 is a rate for full training",
+            "--ds.lora.rank 8 --actor.adam.lr 1e-5 --critic.adam.lr 9e-5",
+        ),
         ("--ds.enable_sleep --ds.adam_offload", "in host memory already", "--ds.enable_sleep"),
         ("--train.colocate_all", "the engines keep 95% of every GPU", "--train.colocate_all --vllm.enable_sleep"),
     ],

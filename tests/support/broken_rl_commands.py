@@ -320,6 +320,9 @@ CASES = [
     ("--vllm.tensor_parallel_size 0", "vllm.tensor_parallel_size", "at least 1", ""),
     ("--ds.lora.alpha 32", "ds.lora.rank", "no adapters", "--ds.lora.alpha 32 --ds.lora.rank 8"),
     ("--ds.lora.rank 8 --ds.lora.dropout 1", "ds.lora.dropout", "[0, 1)", "--ds.lora.rank 8 --ds.lora.dropout 0.1"),
+    ("--ds.lora.rank 8 --ds.deepcompile", "ds.deepcompile", "keeps them on", "--ds.lora.rank 8"),
+    ("--ds.lora.rank 8 --actor.optim muon", "actor.optim", "only factors", "--ds.lora.rank 8"),
+    ("--ds.lora.rank 8 --ref.sync_steps 2", "ref.sync_steps", "stays as it is", "--ds.lora.rank 8"),
     ("--ds.load_in_4bit", "ds.lora.rank", "cannot be trained", "--ds.load_in_4bit --ds.lora.rank 8"),
     (
         "--ds.load_in_4bit --ds.lora.rank 8 --ds.param_dtype fp32 --ds.attn_implementation sdpa",

@@ -32,6 +32,7 @@ MODULES = (
     "support.learner_teaching_cases",
     "support.learner_sharing_cases",
     "support.learner_lora_cases",
+    "support.learner_adapter_cases",
 )
 TIMEOUT = 540.0
 

@@ -69,13 +69,14 @@ def resume_one(
     stage: int,
     role: Role,
     make: Callable[..., LearnerSpec] = make_spec,
+    name: str = "ckpt",
 ) -> dict[str, Any]:
     """Train 2 + 2 steps, once in one go and once through a checkpoint into an engine that went elsewhere before.
 
     rank, world: whose samples; ranks of one tensor-parallel group have the same.
     """
     spec = _resume_spec(folder, optim, stage, role, make)
-    path = folder / f"ckpt-{optim}-{stage}-{role}-{dist.get_world_size()}"
+    path = folder / f"{name}-{optim}-{stage}-{role}-{dist.get_world_size()}"
     straight = Learner(spec)
     _train(straight, 0, 2, rank, world)
     straight.save_checkpoint(str(path))

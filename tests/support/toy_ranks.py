@@ -6,6 +6,7 @@ The next token depends on the one before it only. Rewards, KL, advantages, losse
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -64,6 +65,9 @@ class ToyLearner:
         logp = self.table.log_softmax(-1)
         entropy = -(logp.exp() * logp).sum(-1)
         return ModelOutputs(logprobs=logp[before, batch.tokens], entropy=entropy[before], divergence=divergence)
+
+    def base(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def tell(self, batch: Batch, lesson: Lesson) -> list[Told]:
         """Its most probable tokens: states of a table say nothing."""

@@ -286,6 +286,12 @@ class TrainPPOConfig:
         return self.algo.kl.init_coef > 0 or self.has_teacher
 
     @property
+    def base_is_reference(self) -> bool:
+        """Whether the reference is the policy without its adapters: no other model is loaded for it."""
+        own = (self.ref.model_name_or_path or self.actor.model_name_or_path) == self.actor.model_name_or_path
+        return self.has_reference and self.ds.lora.rank > 0 and self.ref.remote_url is None and own
+
+    @property
     def has_teacher(self) -> bool:
         """Whether the reference is a teacher, whose distributions are learned."""
         return self.algo.advantage.row.teacher or self.algo.distill.divergence is not None

@@ -35,7 +35,7 @@ def roles(config: TrainPPOConfig) -> tuple[Role, ...]:
     there = {
         Role.POLICY: True,
         Role.CRITIC: config.has_critic,
-        Role.REFERENCE: config.has_reference and config.ref.remote_url is None,
+        Role.REFERENCE: config.has_reference and not config.base_is_reference and config.ref.remote_url is None,
         Role.REWARD: config.has_reward_model,
     }
     return tuple(role for role, present in there.items() if present)

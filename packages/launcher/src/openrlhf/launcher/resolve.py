@@ -15,6 +15,7 @@ from openrlhf.launcher.config import AUTO_NAME, AUTO_RANKS, TrainPPOConfig
 from openrlhf.launcher.flags import build
 from openrlhf.launcher.machine import FLASH_INSTALL, Machine
 from openrlhf.launcher.placement import SECTIONS, engines_share
+from openrlhf.launcher.rules.violation import setting, value_at
 from openrlhf.launcher.supervised_config import ServeRMConfig, SupervisedConfig, TrainDPOConfig, TrainRMConfig
 from openrlhf.rollout.sync_check import FP32_TOLERANCE, noise_bits
 
@@ -40,7 +41,17 @@ Resolver = Callable[[Any, Machine], Iterator[Change]]
 
 def resolve(config: P, machine: Machine, *, now: datetime | None = None) -> tuple[P, list[str]]:
     """Replace everything automatic in an RL configuration; the notes are one line each."""
-    steps: Sequence[Resolver] = (_ranks, _ds_device, _engine_device, _sync, _engine_dtype, _packing, _models, _implied)
+    steps: Sequence[Resolver] = (
+        _base_reference,
+        _ranks,
+        _ds_device,
+        _engine_device,
+        _sync,
+        _engine_dtype,
+        _packing,
+        _models,
+        _implied,
+    )
     config, notes = _apply(config, machine, steps)
     return _named(config, "ppo_", now), notes
 
@@ -72,6 +83,19 @@ def _named(config: Any, prefix: str, now: datetime | None) -> Any:
         return config
     stamp = (now or datetime.now()).strftime("%m%dT%H:%M")
     return build(config, {"logger.wandb.run_name": prefix + stamp})
+
+
+def _base_reference(c: P, m: Machine) -> Iterator[Change]:
+    """Flags of a reference model that is not loaded."""
+    if not c.base_is_reference:
+        return
+    why = "is not needed: with --ds.lora.rank the actor's base model is the reference, on the actor's own ranks"
+    default = TrainPPOConfig()
+    for name in ("ref.num_nodes", "ref.num_gpus_per_node", "ref.model_name_or_path", "ref.offload"):
+        if value_at(c, name) != value_at(default, name):
+            yield Change(name, value_at(default, name), f"{setting(name, value_at(c, name))} {why}")
+    if c.train.colocate_actor_ref and not c.train.colocate_all:
+        yield Change("train.colocate_actor_ref", False, f"--train.colocate_actor_ref {why}")
 
 
 def _ranks(c: P, m: Machine) -> Iterator[Change]:

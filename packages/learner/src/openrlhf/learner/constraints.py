@@ -67,6 +67,9 @@ def optim_conflicts(optim: OptimConfig, ds: DsConfig) -> Iterator[Conflict]:
     """What DeepSpeed's Muon does not do, and would silently ignore."""
     if optim.optim != "muon":
         return
+    if ds.lora.rank > 0:
+        problem = "Muon orthogonalises the step of a matrix, and an adapter has only factors of one"
+        yield Conflict(("optim.optim", "ds.lora.rank"), problem, "`optim.optim` adam")
     if ds.adam_offload:
         yield Conflict(("optim.optim", "ds.adam_offload"), "Muon runs on the GPU only", "leave one of them out")
     if ds.tensor_parallel_size > 1:

@@ -8,6 +8,7 @@ or of the other roles.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from openrlhf.learner.engine import load_backend
 from openrlhf.learner.export import export_hf
 from openrlhf.learner.following import Following
 from openrlhf.learner.heads import TokenDistribution
-from openrlhf.learner.lora import export_adapters, has_adapters
+from openrlhf.learner.lora import adapters_off, export_adapters, has_adapters
 from openrlhf.learner.lora_stream import Form
 from openrlhf.learner.micro_batches import score_plan, update_plan
 from openrlhf.learner.models import reward_statistics
@@ -105,6 +106,11 @@ class Learner:
         return self.collective.sum(tensor)
 
     # -- scoring
+
+    def base(self) -> AbstractContextManager[None]:
+        """Inside, scores are those of the model before training: a frozen one as it is, else with adapters off."""
+        assert has_adapters(self.module) or not self.spec.trained, "full training leaves no base"
+        return adapters_off(self.module)
 
     @torch.no_grad()
     def score(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,30 @@ def add_adapters(model: Any, config: LoraConfig) -> None:
 def has_adapters(module: LearnerModule) -> bool:
     """Whether `add_adapters` was called on it."""
     return hasattr(module.model, "peft_config")
+
+
+@contextmanager
+def adapters_off(module: LearnerModule) -> Iterator[None]:
+    """Inside, the model computes what its base does; without adapters nothing changes.
+
+    peft's own switch, `enable_adapters`, also changes which parameters are trained, under the hands of the optimiser.
+    """
+    layers = _adapter_layers(module)
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def _adapter_layers(module: LearnerModule) -> list[Any]:
+    if not has_adapters(module):
+        return []
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
 
 
 def export_adapters(engine: TrainingEngine, path: str, tokenizer: Any, *, base: str, trial: bool = False) -> None:

@@ -147,7 +147,8 @@ def forwards(c: TrainPPOConfig) -> list[str]:
     if c.has_reward_model:
         passes.append("rewards by the reward model")
     if c.has_reference:
-        passes.append("log-probs by the reference model")
+        by = "policy without its adapters" if c.base_is_reference else "reference model"
+        passes.append(f"log-probs by the {by}")
     if steps > 1:
         passes.append("old log-probs by the policy")
     if c.has_critic:

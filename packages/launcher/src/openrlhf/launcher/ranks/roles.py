@@ -91,7 +91,7 @@ class Rank:
 
 
 class ReferenceRank(Rank):
-    """A language model that scores what another one sampled."""
+    """A language model that scores what another one sampled; with adapters the base under the policy's own."""
 
     def logprobs(self, shares: Shares, kept: Sequence[Any] | None = None) -> PerSample:
         """Log-probs of the trainable tokens of every sample of the share.
@@ -105,13 +105,15 @@ class ReferenceRank(Rank):
             for part in self._resolve("kept tokens", kept):
                 sets |= part
             batch = batch.with_(kept=[sets[index] for index in batch.index.tolist()])
-        return gather_trainable(batch, self.learner.score(batch).logprobs)
+        with self.learner.base():
+            return gather_trainable(batch, self.learner.score(batch).logprobs)
 
     def tell(self, shares: Shares) -> ToldPerSample:
         """As a teacher: what the policy has to know of the distributions at the trainable tokens."""
         batch, lesson = self.load(shares).batch, self.config.lesson
         assert lesson is not None, "a teacher tells distributions where a divergence is trained"
-        return dict(zip(batch.index.tolist(), self.learner.tell(batch, lesson), strict=True))
+        with self.learner.base():
+            return dict(zip(batch.index.tolist(), self.learner.tell(batch, lesson), strict=True))
 
     def output_layer(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the output layer, with which states say distributions."""

@@ -56,7 +56,10 @@ class RayLearner:
         critic_export: bool = False,
         take_turns: bool = False,
     ) -> None:
-        """take_turns: critic and policy share devices, and only one of them has its training states there at a time."""
+        """reference: the policy's own ranks where it is the policy without its adapters.
+
+        take_turns: critic and policy share devices, and only one of them has its training states there at a time.
+        """
         self.policy, self.reference, self.critic, self.reward = policy, reference, critic, reward
         self._push = push
         self._critic_export = critic_export
@@ -66,7 +69,8 @@ class RayLearner:
 
     @property
     def groups(self) -> list[RankGroup[Any]]:
-        return [g for g in (self.policy, self.reference, self.critic, self.reward) if g is not None]
+        there = (self.policy, self.reference, self.critic, self.reward)
+        return list({id(group): group for group in there if group is not None}.values())
 
     async def score_rewards(self, samples: Sequence[SampleRef]) -> list[float]:
         reward = self._reward_ranks()

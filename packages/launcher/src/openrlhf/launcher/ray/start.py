@@ -143,7 +143,7 @@ def ray_learner(config: TrainPPOConfig, groups: Mapping[str, RankGroup[Any]], pu
     """The learner over the ranks of every role that the run has."""
     return RayLearner(
         policy=groups["policy"],
-        reference=groups.get("reference"),
+        reference=groups["policy"] if config.base_is_reference else groups.get("reference"),
         critic=groups.get("critic"),
         reward=groups.get("reward"),
         push=push,

@@ -41,4 +41,11 @@ def four_bit(c: C, m: Machine) -> Found:
         yield broken(c, "ds.load_in_4bit ds.param_dtype", problem, "--ds.param_dtype bf16")
 
 
+def compiled(c: TrainPPOConfig, m: Machine) -> Found:
+    """A model that is compiled as a whole."""
+    if c.base_is_reference and c.ds.deepcompile:
+        problem = "the reference is the policy with its adapters off, and a compiled one keeps them on"
+        yield broken(c, "ds.deepcompile ds.lora.rank", problem, "leave --ds.deepcompile out")
+
+
 RULES: tuple[Rule, ...] = (adapters, four_bit)

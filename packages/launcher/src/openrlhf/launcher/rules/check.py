@@ -14,6 +14,7 @@ RL_RULES: tuple[Rule, ...] = (
     *inputs.RULES,
     *algorithm.RULES,
     *adapters.RULES,
+    adapters.compiled,
     *pipeline.RULES,
     *placement.RULES,
 )

@@ -115,6 +115,19 @@ def _loss_settings(c: P) -> Iterator[tuple[str, bool, str]]:
         yield f"actor.policy_loss_type {' or '.join(readers)}", reads, f"actor.{name}"
 
 
+def rate_of_full_training(c: P, m: Machine) -> Warnings:
+    """Adapters at a learning rate that is meant for all weights (Schulman et al., "LoRA Without Regret", 2025)."""
+    if c.ds.lora.rank == 0:
+        return
+    for role in ("actor", "critic") if c.has_critic else ("actor",):
+        rate, full = value_at(c, f"{role}.adam.lr"), value_at(TrainPPOConfig(), f"{role}.adam.lr")
+        if rate <= full:
+            yield (
+                f"--{role}.adam.lr {rate:g} is a rate for full training: adapters learn at about ten times that, "
+                f"--{role}.adam.lr {10 * full:g}"
+            )
+
+
 def sleep_of_offloaded(c: P, m: Machine) -> Warnings:
     """States that are in host memory already."""
     if c.ds.enable_sleep and c.ds.adam_offload:
@@ -146,6 +159,7 @@ WARNINGS: tuple[Callable[[P, Machine], Warnings], ...] = (
     batch_arithmetic,
     never_evaluated,
     idle_flags,
+    rate_of_full_training,
     sleep_of_offloaded,
     engines_stay,
 )

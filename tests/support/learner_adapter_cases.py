@@ -1,0 +1,105 @@
+"""Cases with adapters: the base as the reference, resuming, other numbers of ranks; run by `learner_ranks`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from openrlhf.learner.config import AdamConfig, LoraConfig, ModelConfig, OptimConfig
+from openrlhf.learner.learner import Learner
+from openrlhf.learner.spec import LearnerSpec, Role
+from support.learner_ranks import Case
+from support.learner_sharing_cases import sharing_batch
+from support.learner_state_cases import resume_one
+from support.learner_step_cases import OBJECTIVE, capture_gradients, make_spec, share
+
+LORA = LoraConfig(rank=4, alpha=6)
+FAST = OptimConfig(lr_scheduler="constant", lr_warmup_ratio=0.0, adam=AdamConfig(lr=1e-2, weight_decay=0.1))
+ROWS = [0, 1, 2, 4, 7]
+"""Of rank 0, where there are two."""
+
+
+def with_adapters(folder: Path, *, lora: LoraConfig = LORA, **changes: Any) -> LearnerSpec:
+    spec = make_spec(folder, **changes)
+    return replace(spec, ds=replace(spec.ds, lora=lora)) if spec.trained else spec
+
+
+def raw(learner: Learner) -> dict[str, torch.Tensor]:
+    """All parameters as they are, adapters beside their base."""
+    _, stream = learner.model_buckets(50_000, wanted=True)
+    return {name: tensor.clone() for bucket in stream for name, tensor in bucket}
+
+
+def reference(rank: int, world: int, folder: Path) -> dict[str, dict[str, Any]]:
+    """Stage and sharing -> how far the base's log-probs are from those of a frozen copy, before training and after."""
+    results: dict[str, dict[str, Any]] = {}
+    batch = share(sharing_batch(), ROWS, rank, world)
+    for stage in (0, 2, 3):
+        for sharing in ("off", "on"):
+            spec = with_adapters(folder, stage=stage, model="tied", optim=FAST, score_micro_batch_size=5)
+            spec = replace(spec, batch=replace(spec.batch, share_prompt=sharing))
+            policy, frozen = Learner(spec), Learner(replace(spec, role=Role.REFERENCE, optim=None))
+            assert policy.shares_prompt is frozen.shares_prompt is (sharing == "on")
+            want, first, start = frozen.score(batch).logprobs, policy.score(batch).logprobs, raw(policy)
+            assert want is not None
+            assert first is not None
+            apart = [float((first - want).abs().max())]
+            moved = 0.0
+            for _ in range(3):
+                policy.update(batch, OBJECTIVE)
+                own = policy.score(batch).logprobs
+                with policy.base():
+                    got = policy.score(batch).logprobs
+                assert got is not None
+                assert own is not None
+                apart.append(float((got - want).abs().max()))
+                moved = float((own - want).abs().max())
+            now = raw(policy)
+            results[f"{stage}-{sharing}"] = {
+                "apart": apart,
+                "moved": moved,
+                "changed": sorted(name for name in now if not torch.equal(now[name], start[name])),
+                "adapters": sorted(name for name in now if ".lora_" in name),
+            }
+    return results
+
+
+def checkpointing(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """Stage and kind of gradient checkpointing -> gradients of the first step in which all adapters have one."""
+    results = {}
+    batch = share(sharing_batch(), ROWS, rank, world)
+    for stage in (2, 3):
+        for kind in ("none", "plain", "reentrant"):
+            model = ModelConfig(
+                gradient_checkpointing_enable=kind != "none", gradient_checkpointing_reentrant=kind == "reentrant"
+            )
+            spec = with_adapters(folder, stage=stage, micro=4, model="qwen3", optim=FAST)
+            learner = Learner(replace(spec, model=model))
+            learner.update(batch, OBJECTIVE)
+            gradients = capture_gradients(learner)
+            learner.update(batch, OBJECTIVE)
+            results[f"{stage}-{kind}"] = gradients
+    return results
+
+
+def resume_adapters(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """Policy and critic, over stages, with dropout, whose masks are part of the random state."""
+    make = partial(with_adapters, lora=replace(LORA, dropout=0.1))
+    cases = [(0, Role.CRITIC), (2, Role.POLICY), (3, Role.POLICY), (3, Role.CRITIC)]
+    return {
+        f"{stage}-{role}": resume_one(
+            rank, world, folder, optim="adam", stage=stage, role=role, make=make, name="adapters"
+        )
+        for stage, role in cases
+    }
+
+
+CASES: dict[str, Case] = {
+    "lora_reference": reference,
+    "lora_checkpointing": checkpointing,
+    "lora_resume": resume_adapters,
+}
