@@ -182,15 +182,15 @@ def teacher_server(c: P, m: Machine) -> Found:
 
 def reference_moves(c: P, m: Machine) -> Found:
     """A reference that moves is the policy of some steps ago."""
-    if c.ref.sync_steps > 0 and c.base_is_reference:
+    if c.ref.sync_steps == 0:
+        return
+    if c.base_is_reference:
         problem = "the reference is the base model under the adapters, which stays as it is"
         yield broken(c, "ref.sync_steps ds.lora.rank", problem, "leave --ref.sync_steps out")
-    elif c.ref.sync_steps > 0 and (
-        c.has_teacher or c.ref.model_name_or_path is not None or c.ref.remote_url is not None
-    ):
+    elif c.has_teacher or c.ref.model_name_or_path is not None or c.ref.remote_url is not None:
         problem = "a teacher, or a reference with a model of its own, does not become the policy"
         yield broken(c, "ref.sync_steps ref.model_name_or_path ref.remote_url", problem, "leave one of them out")
-    elif c.ref.sync_steps > 0 and not c.has_reference:
+    elif not c.has_reference:
         problem = "a coefficient of 0 removes the reference model"
         yield broken(c, "ref.sync_steps algo.kl.init_coef", problem, "--algo.kl.init_coef above 0, or leave it out")
 
