@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf.launcher.command_line import prepare
+from openrlhf.launcher.command_line import finish, prepare
 from openrlhf.launcher.commands import COMMANDS, TRAIN_PPO_RAY
+from openrlhf.launcher.config import EvaluationConfig
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.main import SUBCOMMANDS, main
+from openrlhf.launcher.parsing import parse
 from openrlhf.launcher.saved import config_toml
 from openrlhf.launcher.subcommand_parser import split_at_dashes
 from support.example_scripts import SCRIPTS, script_calls
@@ -132,6 +134,10 @@ def test_l01_an_rl_command_fits_the_devices_it_is_said_to_need(
 ) -> None:
     flags = rl_flags(line)
     assert flags
+    if line.words[1] == "eval":  # has no plan
+        asked = EvaluationConfig.of(parse(TRAIN_PPO_RAY, with_model(flags, tiny)).config)
+        finish(TRAIN_PPO_RAY, asked, Machine(gpus=0))
+        return
     if "--config" in flags:  # a file that the reader has: here the README's command
         machine = Machine(gpus=8)
         config, _ = prepare(TRAIN_PPO_RAY, with_model(readme_flags(), tiny), machine)

@@ -120,6 +120,7 @@ ADDITIONS = {
         "critic.gradient_checkpointing_reentrant",
         "data.dropped_text",
         "data.overlong_prompts",
+        "eval.at_start",
         "ds.backend",
         "ref.sync_alpha",
         "ref.sync_steps",

@@ -11,7 +11,7 @@ import pytest
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.ray import start
+from openrlhf.launcher.ray import start, weight_push
 from openrlhf.launcher.ray.weight_push import CheckPlan
 from openrlhf.launcher.resolve import resolve
 from openrlhf.learner.spec import Role
@@ -108,7 +108,7 @@ def plan_of(prompts: list[str], line: str = "", gpus: int = 8) -> CheckPlan:
     tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: [ord(c) for c in text])
     suppressed = SimpleNamespace(suppressed=(ord("#"),))
     prepared: Any = SimpleNamespace(prompts=Prompts(prompts), tokenizer=tokenizer, vision=suppressed, vocab_size=256)
-    return start.check_plan(config_of(f"--data.max_len 100 {line}", gpus), prepared)
+    return weight_push.check_plan(config_of(f"--data.max_len 100 {line}", gpus), prepared)
 
 
 def test_the_sync_check_takes_text_from_the_first_prompts() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -155,7 +156,7 @@ class World:
         return self.down
 
     def watch(self) -> EngineWatch:
-        return EngineWatch(self.fleet, self.push, self, [self.policy], 1.0)  # type: ignore[arg-type]
+        return EngineWatch(self.fleet, partial(self.push.recover, self.policy), self, [self.policy], 1.0)  # type: ignore[arg-type]
 
     async def started(self) -> World:
         await self.fleet.wait_started()

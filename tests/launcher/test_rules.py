@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf.launcher.config import TrainPPOConfig
-from openrlhf.launcher.flags import flags_of
+from openrlhf.launcher.command_line import check_config
+from openrlhf.launcher.commands import TRAIN_PPO_RAY
+from openrlhf.launcher.config import EvaluationConfig, TrainPPOConfig
+from openrlhf.launcher.flags import build, flags_of
 from openrlhf.launcher.machine import Machine
+from openrlhf.launcher.placement import roles
 from openrlhf.launcher.resolve import resolve
 from openrlhf.launcher.rules.check import RL_RULES, check_rules, warnings_of
 from openrlhf.launcher.rules.ranges import within
 from openrlhf.launcher.rules.violation import Violation
 from openrlhf.launcher.rules.warnings import WARNINGS
+from openrlhf.learner.spec import Role
 from support.broken_rl_commands import BASE, CASES, RLOO
 from support.launcher_flags import parse_train_ppo
 
@@ -208,3 +212,25 @@ def test_flash_attention_by_name(line: str, installed: frozenset[str], words: li
 def test_packing_without_flash_attention(line: str, installed: frozenset[str], words: str) -> None:
     (violation,) = broken(f"{RLOO} --ds.packing_samples {line}", replace(GPUS, flash_attention=installed))
     assert words in str(violation)
+
+
+def test_an_evaluation_alone_asks_for_its_data_and_for_no_prompts() -> None:
+    asked = EvaluationConfig.of(TrainPPOConfig())
+    config, violations, _ = check_config(TRAIN_PPO_RAY, asked, Machine(gpus=0))
+    assert isinstance(config, EvaluationConfig)
+    names = {name for violation in violations for name, _ in violation.flags}
+    assert names == {
+        "actor.model_name_or_path",
+        "eval.dataset",
+        "vllm.num_engines",
+        "reward.model_name_or_path",
+        "reward.remote_url",
+        "train.agent_func_path",
+    }
+
+
+def test_an_evaluation_alone_has_no_learner_but_a_reward_model() -> None:
+    flags = {"algo.kl.init_coef": 0.1, "algo.advantage.estimator": "gae", "reward.model_name_or_path": "R"}
+    config = build(TrainPPOConfig(), flags)
+    assert len(roles(config)) == 4
+    assert roles(EvaluationConfig.of(config)) == (Role.REWARD,)

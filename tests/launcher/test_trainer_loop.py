@@ -195,6 +195,20 @@ def test_evaluation_has_its_own_samples() -> None:  # B056, B076
 
 
 @pytest.mark.parametrize("pipeline", [{}, {"train.async_enable": True}])
+def test_evaluation_before_the_first_step(pipeline: dict[str, Any], tmp_path: Path) -> None:
+    flags = {"ckpt.path": str(tmp_path), "ckpt.save_steps": 1} | pipeline
+    run = fake_run(4, eval_prompts=3, eval__at_start=True, eval__dataset="held_out", **flags)
+    run.run()
+    assert [step for step, _ in run.sink.evaluations] == [0]
+    before_the_first_step = run.learner.log[: run.learner.log.index("update")]
+    assert before_the_first_step.count("evaluate") == 3
+    again = fake_run(8, eval_prompts=3, eval__at_start=True, ckpt__load_enable=True, **flags)
+    again.sink.first = 3
+    again.run()
+    assert again.sink.evaluations == []  # the run has begun before
+
+
+@pytest.mark.parametrize("pipeline", [{}, {"train.async_enable": True}])
 def test_evaluation_takes_its_rewards_from_an_in_cluster_model(pipeline: dict[str, Any]) -> None:
     def score(item: PromptItem, sample: int) -> SampleInfo:
         return FAILED if sample == 3 else replace(GOOD, reward=None, score=None)

@@ -66,8 +66,17 @@ def check_config(command: Command, asked: Any, machine: Machine) -> tuple[Any, l
     return asked, check_ranges(asked, machine), []
 
 
-def run_command(command: Command, argv: Sequence[str] | None, start: Callable[[Any], int]) -> int:
-    """The main of a trainer: exit status 2 with every mistake listed, else what `start(config)` returns."""
+def run_command(
+    command: Command,
+    argv: Sequence[str] | None,
+    start: Callable[[Any], int],
+    *,
+    read_as: Callable[[Any], Any] | None = None,
+) -> int:
+    """The main of a trainer: exit status 2 with every mistake listed, else what `start(config)` returns.
+
+    read_as: from the command's configuration to another one, where the same flags start something else.
+    """
     argv = [*(sys.argv[1:] if argv is None else argv), *take_secret_flags(os.environ)]
     remember_variables(os.environ)
     redact_uncaught()
@@ -78,7 +87,7 @@ def run_command(command: Command, argv: Sequence[str] | None, start: Callable[[A
         parsed = parse(command, argv)
         machine = _machine_of(command, parsed)
         asked = keep_run_name(parsed.config) if command is TRAIN_PPO_RAY or command.prefix else parsed.config
-        config, notes = finish(command, asked, machine)
+        config, notes = finish(command, asked if read_as is None else read_as(asked), machine)
     except UsageError as error:
         sys.stderr.write(usage_message(command, error) + "\n")
         return USAGE_EXIT

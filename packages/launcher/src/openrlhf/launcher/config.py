@@ -7,7 +7,7 @@ The supervised trainers and the tools are in `supervised_config.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Literal
 
@@ -179,6 +179,8 @@ class EvalConfig:
     """Sampling temperature of the evaluation."""
     n_samples_per_prompt: int = 4
     """Samples per evaluation prompt: the k of pass@k."""
+    at_start: bool = False
+    """Evaluate the model before its first step too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,6 +278,16 @@ class TrainPPOConfig:
     """Load models and data from ModelScope. Not supported."""
 
     @property
+    def trains(self) -> bool:
+        """Whether there is a policy to train, and prompts for it."""
+        return True
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the evaluation dataset is used."""
+        return self.eval.dataset is not None and (self.eval.at_start or self.eval.steps > 0)
+
+    @property
     def has_critic(self) -> bool:
         """Whether the run trains a critic."""
         return self.algo.advantage.row.critic
@@ -309,3 +321,36 @@ class TrainPPOConfig:
             and self.reward.remote_url is None
             and self.train.agent_func_path is None
         )
+
+
+class EvaluationConfig(TrainPPOConfig):
+    """`openrlhf-launch eval`: the flags of a training run, of which only sampling and rewards are used."""
+
+    @property
+    def trains(self) -> bool:
+        return False
+
+    @property
+    def evaluates(self) -> bool:
+        return self.eval.dataset is not None
+
+    @property
+    def has_critic(self) -> bool:
+        return False
+
+    @property
+    def has_reference(self) -> bool:
+        return False
+
+    @property
+    def has_teacher(self) -> bool:
+        return False
+
+    @property
+    def rewards_optional(self) -> bool:
+        return False
+
+    @classmethod
+    def of(cls, config: TrainPPOConfig) -> EvaluationConfig:
+        """The evaluation that the flags of a training run describe."""
+        return cls(**{field.name: getattr(config, field.name) for field in fields(config)})

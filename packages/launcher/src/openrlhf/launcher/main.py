@@ -12,6 +12,7 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "slurm": ("slurm.submit:main", "submit a training run to a Slurm cluster, or run in an allocation"),
     "local": ("command_line:local", "the same run on this machine or on a Ray that is already there"),
     "sweep": ("slurm.sweep:main", "a Slurm job array over values of flags"),
+    "eval": ("evaluate:main", "a model on the evaluation data, without training"),
     "status": ("slurm.watch:status", "states of Slurm jobs"),
     "logs": ("slurm.watch:logs", "the log of a Slurm job"),
     "doctor": ("doctor.command:main", "what is wrong with this machine, and the fix"),

@@ -33,7 +33,7 @@ SHARE = 0.2
 def roles(config: TrainPPOConfig) -> tuple[Role, ...]:
     """The learner roles that the run has."""
     there = {
-        Role.POLICY: True,
+        Role.POLICY: config.trains,
         Role.CRITIC: config.has_critic,
         Role.REFERENCE: config.has_reference and not config.base_is_reference and config.ref.remote_url is None,
         Role.REWARD: config.has_reward_model,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,19 +105,13 @@ def prepare(config: TrainPPOConfig, checked: Checked | None = None) -> Prepared:
         token = image_token(processor)
     check_readers(tokenizer, "--actor.model_name_or_path", model, others)
     budget = config.rollout.max_new_tokens
-    prompts = load_prompts(config.data, tokenizer, max_new_tokens=budget, seed=config.train.seed, image_token=token)
-    eval_prompts: list[PromptItem] = []
-    if config.eval.dataset is not None and config.eval.steps > 0:
-        evaluation = load_prompts(
-            config.data,
-            tokenizer,
-            max_new_tokens=budget,
-            seed=config.train.seed,
-            dataset=config.eval.dataset,
-            split=config.eval.split,
-            image_token=token,
-        )
-        eval_prompts = evaluation.items()
+    load = partial(
+        load_prompts, config.data, tokenizer, max_new_tokens=budget, seed=config.train.seed, image_token=token
+    )
+    prompts = load() if config.trains else None
+    evaluation = load(dataset=config.eval.dataset, split=config.eval.split) if config.evaluates else None
+    there = prompts or evaluation
+    assert there is not None, "the rules ask for --eval.dataset where nothing is trained"
     sizes = [text_dimension(path, "vocab_size") for path in (model, others.get("--ref.model_name_or_path", model))]
     return Prepared(
         model_path=model,
@@ -125,8 +120,8 @@ def prepare(config: TrainPPOConfig, checked: Checked | None = None) -> Prepared:
         shared_vocab=min(sizes),
         teacher_servers=check_teacher_servers(config, tokenizer) if config.ref.remote_url is not None else None,
         hidden_size=text_dimension(model, "hidden_size"),
-        prompts=prompts,
-        eval_prompts=eval_prompts,
+        prompts=there,
+        eval_prompts=[] if evaluation is None else evaluation.items(),
         reward_file=checked.reward_file,
         reward_urls=checked.reward_urls,
         agent_file=checked.agent_file,
@@ -147,8 +142,9 @@ def other_models(config: TrainPPOConfig) -> dict[str, str]:
 def check_prompts_at_sight(config: TrainPPOConfig) -> None:
     """Paths and field names of the prompts."""
     data, fields = config.data, prompt_fields(config.data)
-    check_at_sight(data.prompt_dataset, fields, split=data.prompt_split, flag="--data.prompt_dataset")
-    if config.eval.dataset is not None and config.eval.steps > 0:
+    if config.trains:
+        check_at_sight(data.prompt_dataset, fields, split=data.prompt_split, flag="--data.prompt_dataset")
+    if config.evaluates:
         check_at_sight(config.eval.dataset, fields, split=config.eval.split, flag="--eval.dataset")
 
 
@@ -185,6 +181,11 @@ def check_model(path: str | None, flag: str) -> str:
         raise ValueError(f"{flag} is missing: give a local folder or a Hugging Face model name")
     folder = Path(path).expanduser()
     if folder.is_dir():
+        if (folder / "actor").is_dir() and (folder / "state").is_dir():
+            raise FileNotFoundError(
+                f"{flag} {path!r}: this is a checkpoint that training goes on from, no model; give its export, the "
+                f"folder {folder.name + '_hf'!r} that --ckpt.save_hf writes beside it"
+            )
         if not (folder / "config.json").is_file():
             raise FileNotFoundError(f"{flag} {path!r}: the folder has no config.json, so it is no Hugging Face model")
         return str(folder)

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from openrlhf.launcher import signals
 from openrlhf.launcher.commands import TRAIN_PPO_RAY
 from openrlhf.launcher.config import TrainPPOConfig
-from openrlhf.launcher.redaction import configure_logging
+from openrlhf.launcher.redaction import configure_logging, report_error
 
 if TYPE_CHECKING:
     from openrlhf.launcher.preflight import Prepared
@@ -21,14 +22,18 @@ if TYPE_CHECKING:
 
 def train_ppo(config: TrainPPOConfig) -> int:
     """Run RL training. Returns the process' exit code: 0, or 1 with one clear message for a user's mistake."""
-    configure_logging(logging.INFO, quiet=("httpx", "ray", "filelock", "datasets"))
-    signals.install()
     from openrlhf.launcher.outputs import absolute
-    from openrlhf.launcher.redaction import report_error
 
     config = absolute(config)
+    return until_end(lambda: print_summary(config, _run(config)))
+
+
+def until_end(work: Callable[[], None]) -> int:
+    """Do the work of a process that starts others; signals end it, and errors are told. Returns its exit code."""
+    configure_logging(logging.INFO, quiet=("httpx", "ray", "filelock", "datasets"))
+    signals.install()
     try:
-        summary = _run(config)
+        work()
     except signals.StoppedAfterSave as stop:
         return signals.saved(stop)
     except (Exception, SystemExit) as error:
@@ -39,7 +44,6 @@ def train_ppo(config: TrainPPOConfig) -> int:
         return report_error(error)
     finally:
         signals.ignore()
-    print_summary(config, summary)
     return 0
 
 

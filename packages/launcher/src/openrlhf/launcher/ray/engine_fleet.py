@@ -33,17 +33,19 @@ SpawnEngine = Callable[[int], Remote[EngineActor]]
 class EngineFleet:
     """The engines and their state.
 
+    serve: they serve the model that they load, and no weights are pushed.
     fit: whether all hold whole weights; else they must not serve.
     on_change: called by `announce` with the current actors after one was replaced, so that agent workers learn of it.
     state: what of the engines is in device memory; "weights" is half awake, without room to sample.
     lock: held while weights travel or change and while engines fall asleep or wake.
     """
 
-    def __init__(self, specs: Sequence[EngineSpec], spawn: SpawnEngine) -> None:
+    def __init__(self, specs: Sequence[EngineSpec], spawn: SpawnEngine, *, serve: bool = False) -> None:
         self.specs = list(specs)
         self._spawn = spawn
         self.engines = [spawn(i) for i in range(len(specs))]
-        self.fit = False
+        self._serve = serve
+        self.fit = serve
         self.replaced = 0
         self.state: Literal["awake", "weights", "asleep"] = "awake"
         self.lock = asyncio.Lock()
@@ -61,7 +63,7 @@ class EngineFleet:
         return self.specs[0].enable_sleep
 
     def _start(self, numbers: Sequence[int]) -> list[ray.ObjectRef[float]]:
-        return [self.engines[i].ask(EngineActor.start, self.specs[i]) for i in numbers]
+        return [self.engines[i].ask(EngineActor.start, self.specs[i], serve=self._serve) for i in numbers]
 
     async def wait_started(self) -> list[float]:
         """Until every engine has its model: the seconds of loading. Raises WorkerDiedError with the engine's name."""
@@ -110,7 +112,7 @@ class EngineFleet:
         self.replaced += len(gone)
         if self.replaced > MAX_REPLACED:
             raise WorkerDiedError(f"{self.replaced} engines were lost, the last one: {first_line(gone.popitem()[1])}")
-        self.fit = False
+        self.fit = self._serve
         self._unannounced = True
         for i, why in gone.items():
             log.warning("%s is gone (%s): starting it again", self.names[i], first_line(why))

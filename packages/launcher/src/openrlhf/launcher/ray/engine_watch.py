@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from openrlhf.launcher.ray.calls import gather
@@ -13,7 +13,6 @@ from openrlhf.launcher.ray.learner_actor import WORK_TIMEOUT, LearnerActor
 from openrlhf.launcher.ray.rank_group import RankGroup
 from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.ray.rollout import RayRollout
-from openrlhf.launcher.ray.weight_push import WeightPush
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +29,13 @@ class EngineWatch:
     def __init__(
         self,
         fleet: EngineFleet,
-        push: WeightPush,
+        recover: Callable[[], Awaitable[None]],
         rollout: RayRollout,
         groups: Sequence[RankGroup[Any]],
         interval: float,
     ) -> None:
-        """groups: all learner roles, the policy first."""
-        self._fleet, self._push, self._rollout = fleet, push, rollout
+        """recover: starts engines again that are gone, and gives them weights. groups: all learner roles."""
+        self._fleet, self._recover, self._rollout = fleet, recover, rollout
         self._groups = groups
         self._interval = interval
         self._tasks: list[asyncio.Task[None]] = []
@@ -74,7 +73,7 @@ class EngineWatch:
     async def look(self) -> None:
         """Restart engines that are gone; let workers use engines again that they gave up but that are well."""
         if await self._fleet.gone():
-            await self._push.recover(self._groups[0])
+            await self._recover()
         elif self._fleet.fit and (down := await self._rollout.engines_down()):
             log.info("engines that agent workers gave up serve again: %s", down)
             await self._rollout.engines_changed(self._fleet.engines)

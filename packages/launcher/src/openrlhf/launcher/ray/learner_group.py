@@ -33,6 +33,14 @@ def parts_for(rank: int, world_size: int, refs: Refs) -> Refs:
     return [refs[rank]] if len(refs) == world_size else refs
 
 
+async def score_rewards(reward: RankGroup[RewardRank], samples: Sequence[SampleRef]) -> list[float]:
+    """The raw reward of each sample, in order."""
+    merged: dict[int, float] = {}
+    for part in await reward.wait(reward.scatter(RewardRank.rewards, reward.shares([samples])), "reward forward"):
+        merged.update(part)
+    return [merged[s.index] for s in samples]
+
+
 @dataclass(frozen=True, kw_only=True)
 class OnRanks:
     """A prepared batch as it lies in the ranks: a reference per rank of what stands for its share."""
@@ -73,13 +81,8 @@ class RayLearner:
         return list({id(group): group for group in there if group is not None}.values())
 
     async def score_rewards(self, samples: Sequence[SampleRef]) -> list[float]:
-        reward = self._reward_ranks()
         async with self._push.lock if self._take_turns else self._push.alone():
-            refs = reward.scatter(RewardRank.rewards, reward.shares([samples]))
-            merged: dict[int, float] = {}
-            for part in await reward.wait(refs, "reward forward"):
-                merged.update(part)
-        return [merged[s.index] for s in samples]
+            return await score_rewards(self._reward_ranks(), samples)
 
     async def reward_statistics(self) -> tuple[float, float] | None:
         reward = self._reward_ranks()

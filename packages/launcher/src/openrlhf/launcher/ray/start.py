@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,7 @@ from openrlhf.launcher.ray.rank_group import RankGroup
 from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.ray.rollout import RayRollout
 from openrlhf.launcher.ray.warm import runtime_env
-from openrlhf.launcher.ray.weight_push import CheckPlan, Pause, WeightPush
-from openrlhf.launcher.resolve import ENGINE_DTYPES
+from openrlhf.launcher.ray.weight_push import Pause, WeightPush, check_plan
 from openrlhf.launcher.rules.violation import value_at
 from openrlhf.launcher.saved import config_toml
 from openrlhf.launcher.threads import RankThreads, ThreadPlan, plan_threads
@@ -57,7 +57,6 @@ from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.rollout.config import RolloutConfig
 from openrlhf.rollout.engine import engine_class
 from openrlhf.rollout.engine_spec import EngineSpec
-from openrlhf.rollout.sync_check import CHECK_ROWS, Tolerance, answer_tokens, check_prompts, check_sequences, noise_bits
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +69,17 @@ SIGN_OF_LIFE_TIMEOUT = 60.0
 """What an agent worker may take to answer beyond the time for which its own watchdog lets an agent block it."""
 
 
-async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster, sink: MetricSink) -> TrainerParts:
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """All processes of a run, ready. groups: the ranks of every role that it has."""
+
+    fleet: EngineFleet
+    rollout: RayRollout
+    groups: dict[str, RankGroup[Any]]
+    times: StartTimes
+
+
+async def start_workers(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster) -> Workers:
     """Start engines, learner ranks and agent workers; return when all are ready."""
     times = StartTimes(dict(cluster.seconds))
     environment = cluster.worker_environment() | extra_noset(os.environ)
@@ -94,16 +103,24 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
     )
     times.seconds |= {"engine_load": max(engines), "total": sum(cluster.seconds.values()) + times.elapsed()}
     log.info("start: %s", times)
-    train = config.train
+    fleet.on_change = rollout.engines_changed
+    return Workers(
+        fleet=fleet, rollout=rollout, groups={role: group for role, (group, _) in groups.items()}, times=times
+    )
+
+
+async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster, sink: MetricSink) -> TrainerParts:
+    """All that the trainer drives, ready."""
+    workers = await start_workers(config, prepared, cluster)
+    fleet, rollout, train = workers.fleet, workers.rollout, config.train
     push = WeightPush(
         fleet,
         bucket_mb=config.vllm.sync_bucket_mb,
         check=check_plan(config, prepared),
         pause=Pause(clear_cache=train.partial_rollout_recompute_kv) if train.partial_rollout_enable else None,
     )
-    learner = ray_learner(config, {role: group for role, (group, _) in groups.items()}, push)
-    fleet.on_change = rollout.engines_changed
-    watch = EngineWatch(fleet, push, rollout, learner.groups, INTERVAL)
+    learner = ray_learner(config, workers.groups, push)
+    watch = EngineWatch(fleet, partial(push.recover, learner.policy), rollout, learner.groups, INTERVAL)
     rollout.watch = watch
     watch.start()
     return TrainerParts(
@@ -114,24 +131,7 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
         eval_prompts=prepared.eval_prompts,
         config_toml=config_toml(TRAIN_PPO_RAY, config),
         sources=prepared.plugins.sources(),
-        start_metrics=times.metrics(),
-    )
-
-
-def check_plan(config: TrainPPOConfig, prepared: Prepared) -> CheckPlan:
-    """The sync check, on the first prompts of the run's file; where those are empty, on tokens of no meaning."""
-    max_len, fixed = config.data.max_len, config.vllm.sync_tolerance
-    items = (prepared.prompts.item(i) for i in range(min(CHECK_ROWS, len(prepared.prompts))))
-    prompts = check_prompts(
-        [prepared.tokenizer.encode(item.prompt, add_special_tokens=False) for item in items],
-        max_len=max_len,
-        without=() if prepared.vision is None else prepared.vision.suppressed,
-    ) or check_prompts(check_sequences(prepared.vocab_size), max_len=max_len)
-    return CheckPlan(
-        prompts=prompts,
-        answer_tokens=answer_tokens(prompts, max_len=max_len),
-        tolerance=None if fixed is None else Tolerance(value=fixed, source=f"--vllm.sync_tolerance {fixed:g}"),
-        bits=noise_bits(ENGINE_DTYPES[config.ds.param_dtype], config.vllm.dtype),
+        start_metrics=workers.times.metrics(),
     )
 
 
@@ -172,7 +172,7 @@ def start_fleet(
         made = actor.options(**reservation.options(ENGINE, number), runtime_env=runtime_env(env)).remote()
         return Remote(specs[number].name, made)
 
-    return EngineFleet(specs, spawn)
+    return EngineFleet(specs, spawn, serve=not config.trains)
 
 
 def _user_values(names: Mapping[str, str]) -> dict[str, str]:

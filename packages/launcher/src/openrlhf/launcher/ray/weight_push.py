@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from openrlhf.agents.engine import SamplingParams
+from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.preflight import Prepared
 from openrlhf.launcher.ranks.roles import PolicyRank
 from openrlhf.launcher.ray.calls import WorkerDiedError, gather
 from openrlhf.launcher.ray.engine_client import RayEngineClient
@@ -18,9 +20,20 @@ from openrlhf.launcher.ray.engine_fleet import STEP_TIMEOUT, EngineFleet
 from openrlhf.launcher.ray.learner_actor import LearnerActor, Transfer
 from openrlhf.launcher.ray.rank_group import RankGroup
 from openrlhf.launcher.ray.remote import ask_all
+from openrlhf.launcher.resolve import ENGINE_DTYPES
 from openrlhf.rollout.engine import EngineControl
 from openrlhf.rollout.requests import GenerateRequest
-from openrlhf.rollout.sync_check import SyncError, Tolerance, compare, measured_tolerance
+from openrlhf.rollout.sync_check import (
+    CHECK_ROWS,
+    SyncError,
+    Tolerance,
+    answer_tokens,
+    check_prompts,
+    check_sequences,
+    compare,
+    measured_tolerance,
+    noise_bits,
+)
 
 if TYPE_CHECKING:
     from openrlhf.rollout.weights.wire import BucketPlan
@@ -71,6 +84,23 @@ class CheckPlan:
 
     def __post_init__(self) -> None:
         assert self.tolerance is not None or self.bits is not None, "a tolerance, or how to measure it"
+
+
+def check_plan(config: TrainPPOConfig, prepared: Prepared) -> CheckPlan:
+    """The sync check, on the first prompts of the run's file; where those are empty, on tokens of no meaning."""
+    max_len, fixed = config.data.max_len, config.vllm.sync_tolerance
+    items = (prepared.prompts.item(i) for i in range(min(CHECK_ROWS, len(prepared.prompts))))
+    prompts = check_prompts(
+        [prepared.tokenizer.encode(item.prompt, add_special_tokens=False) for item in items],
+        max_len=max_len,
+        without=() if prepared.vision is None else prepared.vision.suppressed,
+    ) or check_prompts(check_sequences(prepared.vocab_size), max_len=max_len)
+    return CheckPlan(
+        prompts=prompts,
+        answer_tokens=answer_tokens(prompts, max_len=max_len),
+        tolerance=None if fixed is None else Tolerance(value=fixed, source=f"--vllm.sync_tolerance {fixed:g}"),
+        bits=noise_bits(ENGINE_DTYPES[config.ds.param_dtype], config.vllm.dtype),
+    )
 
 
 class WeightPush:

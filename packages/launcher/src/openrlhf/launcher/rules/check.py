@@ -64,7 +64,9 @@ def check_ranges(config: object, machine: Machine) -> list[Violation]:
 
 
 def warnings_of(config: TrainPPOConfig, machine: Machine) -> list[str]:
-    """What is allowed and probably not meant."""
+    """What is allowed and probably not meant; all of it speaks of training."""
+    if not config.trains:
+        return []
     return [text for warning in WARNINGS for text in warning(config, machine)]
 
 

@@ -22,11 +22,16 @@ REQUIRED = {
     "data.prompt_dataset": "there are no prompts",
     "vllm.num_engines": "RL training samples with at least one vLLM engine",
 }
+FOR_EVALUATION = {
+    "actor.model_name_or_path": "there is no model to evaluate",
+    "eval.dataset": "there is nothing to evaluate on",
+    "vllm.num_engines": "an evaluation samples with at least one vLLM engine",
+}
 
 
 def required(c: P, m: Machine) -> Found:
     """Flags without which no run starts."""
-    for name, problem in REQUIRED.items():
+    for name, problem in (REQUIRED if c.trains else FOR_EVALUATION).items():
         if value_at(c, name) is None:
             yield broken(c, name, problem, f"add --{name}")
 
@@ -131,8 +136,9 @@ def intervals(c: P, m: Machine) -> Found:
 
 def evaluation(c: P, m: Machine) -> Found:
     """Evaluation needs data."""
-    if c.eval.steps > 0 and c.eval.dataset is None:
-        yield broken(c, "eval.steps eval.dataset", "there is nothing to evaluate on", "add --eval.dataset")
+    for name, asked in (("eval.steps", c.eval.steps > 0), ("eval.at_start", c.eval.at_start)):
+        if asked and c.eval.dataset is None and c.trains:
+            yield broken(c, f"{name} eval.dataset", "there is nothing to evaluate on", "add --eval.dataset")
     if c.ckpt.best_metric_key not in ("", "none") and (c.eval.dataset is None or c.eval.steps <= 0):
         problem = "the metric never appears without evaluation"
         yield broken(c, "ckpt.best_metric_key eval.dataset eval.steps", problem, "add --eval.dataset and --eval.steps")

@@ -74,8 +74,8 @@ def batch_arithmetic(c: P, m: Machine) -> Warnings:
 
 def never_evaluated(c: P, m: Machine) -> Warnings:
     """Evaluation data without a rhythm."""
-    if c.eval.dataset is not None and c.eval.steps <= 0:
-        yield "--eval.dataset without --eval.steps: it is never evaluated"
+    if c.eval.dataset is not None and not c.evaluates:
+        yield "--eval.dataset without --eval.steps or --eval.at_start: it is never evaluated"
 
 
 def idle_flags(c: P, m: Machine) -> Warnings:
@@ -93,7 +93,7 @@ def idle_flags(c: P, m: Machine) -> Warnings:
         ("actor.optim muon", c.actor.optim == "muon", "actor.muon.lr actor.muon.momentum"),
         ("critic.optim muon", c.critic.optim == "muon", "critic.muon.lr critic.muon.momentum"),
         ("logger.wandb.key", c.logger.wandb.key is not None, _WANDB),
-        ("eval.steps", c.eval.steps > 0, "eval.split eval.temperature eval.n_samples_per_prompt"),
+        ("eval.steps", c.evaluates, "eval.split eval.temperature eval.n_samples_per_prompt"),
         (f"algo.advantage.estimator {' or '.join(with_critic())}", c.has_critic, _CRITIC),
         ("reward.model_name_or_path", c.has_reward_model, "reward.num_nodes reward.offload"),
         ("algo.kl.init_coef above 0", c.has_reference, "ref.offload ref.model_name_or_path"),

@@ -6,8 +6,21 @@ from collections import defaultdict
 from collections.abc import Sequence
 from math import comb
 
+from openrlhf.agents.types import PromptItem
+from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.logging.values import nan_mean
-from openrlhf.launcher.samples import Group
+from openrlhf.launcher.samples import EvalRequest, Group
+from openrlhf.launcher.trainer.model_rewards import RewardModel, add_rewards
+from openrlhf.launcher.trainer.pipeline import Pipeline
+
+
+async def evaluate(
+    config: TrainPPOConfig, pipeline: Pipeline, rewards: RewardModel, prompts: Sequence[PromptItem]
+) -> list[Group]:
+    """Every prompt's samples with the weights that the engines hold, at --eval.temperature, with their rewards."""
+    request = EvalRequest(temperature=config.eval.temperature, n_samples_per_prompt=config.eval.n_samples_per_prompt)
+    groups = await pipeline.evaluate(prompts, request)
+    return await add_rewards(rewards, groups) if config.has_reward_model else groups
 
 
 def unbiased_pass_at_k(correct: int, total: int, k: int) -> float:

@@ -18,12 +18,12 @@ from openrlhf.core.kl import KLController
 from openrlhf.core.rewards import RunningRewardNorm
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.logging.values import sum_metrics
-from openrlhf.launcher.samples import EvalRequest, Group
+from openrlhf.launcher.samples import Group
 from openrlhf.launcher.saved import RUN
 from openrlhf.launcher.signals import StoppedAfterSave
 from openrlhf.launcher.trainer.asynchronous import AsyncPipeline
 from openrlhf.launcher.trainer.checkpoints import Checkpoints
-from openrlhf.launcher.trainer.evaluation import evaluation_metrics
+from openrlhf.launcher.trainer.evaluation import evaluate, evaluation_metrics
 from openrlhf.launcher.trainer.model_rewards import add_rewards, reward_stream
 from openrlhf.launcher.trainer.pipeline import Pipeline, SyncPipeline, late_failures
 from openrlhf.launcher.trainer.plan import cut_mini_batches, epoch_order, epoch_seed
@@ -139,6 +139,8 @@ class Trainer:
         await self.parts.learner.push_weights(self.state.version)
         self.pipeline.limit(self._last_batch())
         try:
+            if self.config.eval.at_start and self.state.step == 0:
+                await self._start_evaluation()
             await self._steps()
             await self._finish()
         finally:
@@ -304,12 +306,9 @@ class Trainer:
 
     async def _evaluate(self) -> None:
         step = self.state.step
-        request = EvalRequest(
-            temperature=self.config.eval.temperature, n_samples_per_prompt=self.config.eval.n_samples_per_prompt
-        )
         began = self.parts.clock()
-        groups = await self._rewarded(await self.pipeline.evaluate(self.parts.eval_prompts, request))
-        metrics = evaluation_metrics(groups, request.n_samples_per_prompt)
+        groups = await evaluate(self.config, self.pipeline, self.parts.learner, self.parts.eval_prompts)
+        metrics = evaluation_metrics(groups, self.config.eval.n_samples_per_prompt)
         metrics["timing/evaluation"] = self.parts.clock() - began
         self.evaluation, self.evaluated_at = metrics, step
         self.parts.sink.log_evaluation(step, metrics)

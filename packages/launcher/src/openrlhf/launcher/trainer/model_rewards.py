@@ -6,13 +6,21 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.samples import Group, SampleInfo, SampleRef
-from openrlhf.launcher.trainer.protocols import Learner
 
 
-async def add_rewards(learner: Learner, groups: Sequence[Group]) -> list[Group]:
+class RewardModel(Protocol):
+    """What gives samples their rewards inside the cluster: a `Learner`, or its reward ranks alone."""
+
+    async def score_rewards(self, samples: Sequence[SampleRef]) -> list[float]:
+        """The raw reward of each sample, in order."""
+        ...
+
+
+async def add_rewards(learner: RewardModel, groups: Sequence[Group]) -> list[Group]:
     """The groups with the model's reward for every sample that did not fail and has none; one call for all of them.
 
     A sample whose reward is not finite fails, as it does with every other source of rewards.
@@ -44,7 +52,7 @@ class RewardStream:
     that its rewards are the same bit for bit whatever finishes when.
     """
 
-    def __init__(self, learner: Learner, *, together: bool) -> None:
+    def __init__(self, learner: RewardModel, *, together: bool) -> None:
         self._learner = learner
         self._together = together
         self._waiting: list[tuple[Group, asyncio.Future[Group]]] = []
@@ -75,7 +83,7 @@ class RewardStream:
                     future.set_result(group)
 
 
-def reward_stream(config: TrainPPOConfig, learner: Learner) -> RewardStream | None:
+def reward_stream(config: TrainPPOConfig, learner: RewardModel) -> RewardStream | None:
     """The stream of a run; None: no reward model, or rewards are computed when sampling is over.
 
     That is so where the model shares devices, with the engines or with a model that trains, and where a group of its
