@@ -1,6 +1,6 @@
 """One weight push to a live engine, in shared memory and over gloo, against its bare parts; one run on CPU.
 
-    python benchmarks/weight_sync.py [--layers 30] [--repeats 5]
+    python benchmarks/weight_sync.py [--layers 30] [--repeats 5] [--model FOLDER] [--adapter_rank 8]
 
 Prints the median seconds of: a push in shared memory and one over gloo (both with layer-wise reload and cache reset);
 the same tensors handed from the trainer to another process and looked at there, in both ways; a bare reload of the
@@ -15,6 +15,7 @@ import asyncio
 import itertools
 import multiprocessing
 import os
+import socket
 import statistics
 import tempfile
 import time
@@ -30,12 +31,12 @@ from openrlhf.rollout.vllm.engine import VllmEngine
 from openrlhf.rollout.weights.group import GroupAddress, WeightGroup
 from openrlhf.rollout.weights.sender import WeightSender
 from openrlhf.rollout.weights.shared import SHARED_BUCKET_BYTES
-from openrlhf.rollout.weights.wire import BucketPlan, plan_buckets, specs_of
+from openrlhf.rollout.weights.wire import BucketPlan, TensorSpec, plan_buckets, specs_of
 
 WAYS = {True: "shared", False: "gloo"}
 
 
-def make_model(path: str, layers: int) -> torch.nn.Module:
+def make_model(path: str, layers: int) -> None:
     """A random model in the shape of SmolLM2-135M (tied, 30 layers), saved under `path`."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -56,9 +57,7 @@ def make_model(path: str, layers: int) -> torch.nn.Module:
         bos_token_id=0,
         eos_token_id=0,
     )
-    model = LlamaForCausalLM(config).float()
-    model.save_pretrained(path)
-    return model
+    LlamaForCausalLM(config).float().save_pretrained(path)
 
 
 def median(action: Callable[[], Any], repeats: int) -> float:
@@ -121,23 +120,82 @@ async def push(
     return statistics.median(seconds[1:])
 
 
-async def measure(layers: int, repeats: int, bucket_mb: int) -> tuple[int, dict[str, float]]:
+def make_learner(path: str, rank: int) -> Any:
+    """A policy that trains adapters, alone in its process group."""
+    from openrlhf.learner.config import DsConfig, LoraConfig, OptimConfig
+    from openrlhf.learner.learner import Learner
+    from openrlhf.learner.setup import init_distributed
+    from openrlhf.learner.spec import LearnerSpec, Role
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    init_distributed()
+    lora = LoraConfig(rank=rank, alpha=2 * rank)
+    ds = DsConfig(zero_stage=0, param_dtype="fp32", attn_implementation="sdpa", lora=lora)
+    learner = Learner(LearnerSpec(role=Role.POLICY, model_path=path, ds=ds, optim=OptimConfig()))
+    with torch.no_grad():
+        for name, parameter in learner.module.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_(std=0.01)
+    return learner
+
+
+async def adapter_push(path: str, learner: Any, form: Any, repeats: int, bucket_mb: int) -> tuple[int, float]:
+    """Bytes, and median seconds, of a push after the one that brought the whole model."""
+    rank = learner.spec.ds.lora.rank if form == "apart" else 0
+    engine = VllmEngine(EngineSpec(model=path, max_model_len=256, lora_rank=rank))
+    await engine.start()
+    sender = WeightSender()
+    address = sender.open(2, 0)
+    await asyncio.gather(engine.init_weight_transfer(address.for_engine(1)), asyncio.to_thread(sender.connect))
+    seconds, nbytes = [], 0
+    for version in range(repeats + 2):
+        options: dict[str, Any] = {"skip_frozen": version > 0, "form": form}
+        infos = learner.weight_metadata(**options)
+        specs = [TensorSpec(i.name, str(i.dtype).removeprefix("torch."), i.shape) for i in infos]
+        plan = plan_buckets(specs, min(bucket_mb << 20, SHARED_BUCKET_BYTES))
+        began = time.perf_counter()
+        stream = learner.named_parameter_buckets(bucket_mb << 20, **options)
+        await asyncio.gather(
+            engine.receive_weights(plan, version), asyncio.to_thread(sender.send, stream, plan, version)
+        )
+        seconds.append(time.perf_counter() - began)
+        nbytes = plan.nbytes
+    sender.close()
+    await engine.shutdown()
+    return nbytes, statistics.median(seconds[2:])
+
+
+async def measure_adapters(path: str, rank: int, repeats: int, bucket_mb: int) -> None:
+    """Print bytes and seconds of both ways."""
+    learner = make_learner(path, rank)
+    whole = sum(info.nbytes for info in learner.weight_metadata())
+    for form, name in (("merged", "merged"), ("apart", "adapter")):
+        nbytes, seconds = await adapter_push(path, learner, form, repeats, bucket_mb)
+        share = f"{nbytes / whole:.1%} of the model's {whole / 1e6:.1f} MB"
+        print(f"rank {rank}, {name:8s} {nbytes / 1e6:8.2f} MB ({share})  {seconds:6.3f} s")
+
+
+async def measure(path: str, repeats: int, bucket_mb: int) -> tuple[int, dict[str, float]]:
     """Bytes, and seconds of everything."""
-    with tempfile.TemporaryDirectory() as path:
-        named = list(make_model(path, layers).named_parameters())
-        plans = {shared: cut(named, bucket_mb, shared=shared) for shared in (True, False)}
-        engine = VllmEngine(EngineSpec(model=path, max_model_len=256))
-        await engine.start()
-        seconds = {
-            f"push, {WAYS[shared]}": await push(engine, named, plans[shared], repeats, shared=shared)
-            for shared in (True, False)
-        }
-        reloads = []
-        for _ in range(repeats + 1):
-            began = time.perf_counter()
-            await engine.running_llm().collective_rpc("reload_weights", kwargs={"weights_path": path})
-            reloads.append(time.perf_counter() - began)
-        await engine.shutdown()
+    from transformers import AutoModelForCausalLM
+
+    named = list(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).named_parameters())
+    plans = {shared: cut(named, bucket_mb, shared=shared) for shared in (True, False)}
+    engine = VllmEngine(EngineSpec(model=path, max_model_len=256))
+    await engine.start()
+    seconds = {
+        f"push, {WAYS[shared]}": await push(engine, named, plans[shared], repeats, shared=shared)
+        for shared in (True, False)
+    }
+    reloads = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        await engine.running_llm().collective_rpc("reload_weights", kwargs={"weights_path": path})
+        reloads.append(time.perf_counter() - began)
+    await engine.shutdown()
     for shared, plan in plans.items():
         seconds[f"handed over, {WAYS[shared]}"] = bare_transfer(plan, named, repeats, shared=shared)
     seconds["reload"] = statistics.median(reloads[1:])
@@ -153,9 +211,21 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--bucket_mb", type=int, default=256)
+    parser.add_argument("--model", help="a model's folder in place of a random one")
+    parser.add_argument("--adapter_rank", type=int, default=8)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    nbytes, seconds = asyncio.run(measure(args.layers, args.repeats, args.bucket_mb))
+    with tempfile.TemporaryDirectory() as folder:
+        if args.model is None:
+            make_model(folder, args.layers)
+        path = args.model or folder
+        report(*asyncio.run(measure(path, args.repeats, args.bucket_mb)))
+        asyncio.run(measure_adapters(path, args.adapter_rank, args.repeats, args.bucket_mb))
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+
+
+def report(nbytes: int, seconds: dict[str, float]) -> None:
+    """Print everything beside the time of a copy."""
     print(f"{nbytes / 1e6:.1f} MB")
     for name, value in seconds.items():
         print(f"{name:28s} {value:7.3f} s  {nbytes / value / 1e9:6.2f} GB/s  {value / seconds['copy']:5.1f} x a copy")
@@ -163,7 +233,6 @@ def main() -> None:
         ratio = seconds[f"push, {way}"] / (seconds[f"handed over, {way}"] + seconds["reload"])
         print(f"push / (handed over + reload), {way}: {ratio:.2f} (aim <= 1.5)")
     print(f"handed over in shared memory / copy: {seconds['handed over, shared'] / seconds['copy']:.2f} (aim <= 3)")
-    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 
 if __name__ == "__main__":

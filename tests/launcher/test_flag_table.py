@@ -137,6 +137,7 @@ ADDITIONS = {
         "vllm.dtype",
         "vllm.engine_args",
         "vllm.engine_class",
+        "vllm.lora_push",
         "vllm.sync_bucket_mb",
         "vllm.sync_tolerance",
     },

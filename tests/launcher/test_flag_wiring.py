@@ -114,7 +114,7 @@ def test_t10_every_sample_stops_where_the_chat_template_ends_a_turn() -> None:
     assert agent_spec(config, prepared).settings.sampling.stop_token_ids == (5, 7)
 
 
-NEEDED: dict[str, dict[str, Any]] = {"ds.load_in_4bit": {"ds.lora.rank": 3}}
+NEEDED: dict[str, dict[str, Any]] = {"ds.load_in_4bit": {"ds.lora.rank": 3}, "vllm.lora_push": {"ds.lora.rank": 3}}
 """What a flag needs beside it."""
 
 
@@ -178,6 +178,7 @@ CALLED = {
     "train.agent_func_path": "load_executor",
     "train.partial_rollout_recompute_kv": "clear_cache",
     "data.prompt_split": "split=split",
+    "vllm.lora_push": "lora_rank",
     "vllm.sync_bucket_mb": "bucket_bytes",
     "ds.zero_stage": "STAGES",
     "ds.use_liger_kernel": "apply_liger",

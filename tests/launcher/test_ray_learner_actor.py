@@ -38,7 +38,7 @@ def rank(log: list[str], *, fails: bool = False) -> Any:
         prepare=prepare,
         update=lambda batch, order, **options: {"tokens": (float(batch.batch.tokens.shape[1]), 1.0)},
     )
-    actor.sender, actor.plan, actor.bucket_bytes, actor.skip_frozen = None, "plan", 1, False
+    actor.sender, actor.plan, actor.bucket_bytes, actor.skip_frozen, actor.form = None, "plan", 1, False, "merged"
     return actor
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -23,16 +24,17 @@ MEASURED = CheckPlan(prompts=PROMPTS, answer_tokens=2, tolerance=None, bits=7)
 
 
 class Fleet:
-    """Engines whose log-probs are `shifts`; everything else of a push, over nccl, succeeds."""
+    """Engines whose log-probs are `shifts`, of what they sample `sampled`; all else of a push, over nccl, succeeds."""
 
     shares_devices = False
 
-    def __init__(self) -> None:
+    def __init__(self, lora_rank: int) -> None:
         self.lock = asyncio.Lock()
-        self.specs = [SimpleNamespace(sync_backend="nccl", num_workers=1)] * 2
+        self.specs = [SimpleNamespace(sync_backend="nccl", num_workers=1, lora_rank=lora_rank)] * 2
         self.names = ["engine 0", "engine 1"]
         self.engines = [Engine(self, number) for number in range(2)]
         self.shifts = [0.0, 0.0]
+        self.sampled = [0.0, 0.0]
         self.asked: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -63,9 +65,9 @@ class Engine:
         async def chunk() -> Any:
             self.asked += [(r.request_id, r.token_ids, r.sampling) for r in requests]
             tokens = [list(range(r.sampling.max_tokens)) for r in requests]
-            none = [0.0] * len(tokens[0])
+            said = [self.fleet.sampled[self.number]] * len(tokens[0])
             return [
-                (i, Generation(token_ids=t, logprobs=none, versions=t, finish_reason="length"))
+                (i, Generation(token_ids=t, logprobs=said, versions=t, finish_reason="length"))
                 for i, t in enumerate(tokens)
             ]
 
@@ -78,13 +80,14 @@ class Policy:
     def __init__(self) -> None:
         self.noise = 0.01
         self.scored: list[Any] = []
+        self.sampled: list[Any] = []
 
     def ask_process(self, method: Any, *args: Any) -> Any:
         return method
 
-    def ask(self, method: Any, rows: Any, *, bits: int | None = None) -> Any:
+    def ask(self, method: Any, rows: Any, *, bits: int | None = None, sampled: bool = False) -> Any:
         assert method is PolicyRank.check_logprobs
-        self.scored.append((rows, bits))
+        (self.sampled if sampled else self.scored).append((rows, bits))
         return rows, 0.0 if bits is None else self.noise
 
     async def wait(self, refs: Any, what: str, timeout: float = 0) -> list[Any]:
@@ -93,8 +96,8 @@ class Policy:
         return [SimpleNamespace(nbytes=10)]
 
 
-def pushes(check: CheckPlan) -> tuple[Any, Any, WeightPush]:
-    fleet, policy = Fleet(), Policy()
+def pushes(check: CheckPlan, *, lora_rank: int = 0) -> tuple[Any, Any, WeightPush]:
+    fleet, policy = Fleet(lora_rank), Policy()
     made: Any = fleet
     return fleet, policy, WeightPush(made, bucket_mb=1, check=check)
 
@@ -183,3 +186,33 @@ def test_an_engine_beyond_the_measured_tolerance_ends_the_run() -> None:
     assert asyncio.run(main(0.019)) == pytest.approx(0.019)
     with pytest.raises(SyncError, match=r"engine 1 does not compute .* allowed 0\.02 \(2 x 0\.01, which is what"):
         asyncio.run(main(0.021))
+
+
+def test_engines_that_serve_an_adapter_are_asked_what_they_sample_too() -> None:
+    # K07: requests name the adapter, so an engine may score with it and sample without
+    async def main(lora_rank: int, sampled: float) -> tuple[Any, Any, float]:
+        fleet, policy, push = pushes(FIXED, lora_rank=lora_rank)
+        fleet.sampled[1] = sampled
+        await push.push(policy, 1)
+        return fleet, policy, (await push.push(policy, 2))["rollout/sync_error"]
+
+    fleet, policy, error = asyncio.run(main(8, 9e-4))
+    assert error == pytest.approx(9e-4)
+    asked = [ids for _, ids, sampling in fleet.engines[1].asked if sampling.temperature == 1.0]
+    assert asked == TEXT * 2, "the whole text, so that its blocks may lie in the cache of an older adapter"
+    assert policy.sampled == [([[*row, 0, 1] for row in TEXT], None)] * 2, "what all engines wrote is scored once"
+    with pytest.raises(SyncError, match=r"engine 1, which samples, does not compute .* 0\.002 over 4 tokens"):
+        asyncio.run(main(8, 2e-3))
+    fleet, policy, _ = asyncio.run(main(0, 1.0))
+    assert policy.sampled == []
+
+
+@pytest.mark.parametrize(("sampled", "stops"), [(0.059, False), (0.061, True)])
+def test_a_few_tokens_may_differ_more_where_both_sides_round(sampled: float, stops: bool) -> None:
+    async def main() -> Any:
+        fleet, policy, push = pushes(MEASURED, lora_rank=8)
+        fleet.sampled[0] = sampled
+        await push.push(policy, 1)
+
+    with pytest.raises(SyncError, match="3 times that of the whole text") if stops else nullcontext():
+        asyncio.run(main())

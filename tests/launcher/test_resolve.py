@@ -102,6 +102,28 @@ def test_weight_transfer_on_gpus(argv: list[str], backend: str) -> None:
     assert resolved(GPUS, *argv)[0].vllm.sync_backend == backend
 
 
+def test_how_adapters_reach_the_engines(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    lora = ["--ds.lora.rank", "8", "--actor.model_name_or_path", str(tmp_path)]
+
+    def choice(machine: Machine, *argv: str) -> tuple[str, str]:
+        config, notes = resolved(machine, *argv)
+        return config.vllm.lora_push, " ".join(note for note in notes if "lora_push" in note)
+
+    assert choice(GPUS) == ("merged", "")
+    assert choice(GPUS, *lora, "--vllm.lora_push", "adapter") == ("adapter", "")
+    for machine, argv, chosen, words in [
+        (GPUS, lora, "adapter", "is adapter: weights travel over nccl"),
+        (GPUS, [*lora, "--train.colocate_all"], "merged", "is merged: weights stay on the device"),
+        (CPU, lora, "merged", "is merged: weights stay on the host"),
+        (GPUS, [*lora[:-1], "A"], "merged", "is merged: 'A' is no folder"),
+        (GPUS, [*lora, "--vllm.engine_class", "support.stub_engine:StubEngine"], "merged", "only vLLM's engines"),
+    ]:
+        found = choice(machine, *argv)
+        assert found[0] == chosen
+        assert words in found[1]
+
+
 def test_dynamic_batches_imply_packing() -> None:
     config, notes = resolved(GPUS, "--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "4096")
     assert config.ds.packing_samples
@@ -118,7 +140,7 @@ def test_with_adapters_the_reference_needs_nothing() -> None:
     assert config.base_is_reference
     assert Role.REFERENCE not in roles(config)
     assert (config.ref.num_gpus_per_node, config.train.colocate_actor_ref) == (8, False)
-    assert [note.partition(" is not needed")[0] for note in notes] == [
+    assert [before for note in notes for before, found, _ in [note.partition(" is not needed")] if found] == [
         "--ref.num_gpus_per_node 4",
         "--train.colocate_actor_ref",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -68,8 +69,17 @@ def test_rule_of_a_cpu(line: str, flag: str, words: str) -> None:
     assert broken(line) == []
 
 
-OWN_TESTS = {"required", "one_reward_model", "liger_needs_gpu", "fp16_needs_gpu"}
-"""Rules that no line of the table can break: they are about what is missing, or about a CPU."""
+OWN_TESTS = {"required", "one_reward_model", "liger_needs_gpu", "fp16_needs_gpu", "tied"}
+"""Rules that no line of the table can break: they are about what is missing, a CPU, or a model's configuration."""
+
+
+@pytest.mark.parametrize(("tied", "wrong"), [(True, True), (False, False)])
+def test_an_adapter_on_a_matrix_of_two_modules_is_refused(tmp_path: Path, tied: bool, wrong: bool) -> None:  # K04
+    (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": tied}))
+    line = f"--actor.model_name_or_path {tmp_path} --ds.lora.rank 8 --ds.lora.target_modules"
+    assert bool(found := [str(v) for v in broken(f"{line} q_proj lm_head")]) is wrong
+    assert all("are one matrix, and an engine would give both what lm_head gets" in t for t in found)
+    assert broken(f"{line} q_proj") == []
 
 
 def test_every_rule_is_broken_by_a_line_of_the_table() -> None:

@@ -330,4 +330,11 @@ CASES = [
         "compute in bf16",
         "--ds.load_in_4bit --ds.lora.rank 8",
     ),
+    ("--vllm.lora_push adapter", "vllm.lora_push", "no adapters", "--ds.lora.rank 8 --vllm.lora_push merged"),
+    (
+        "--vllm.lora_push adapter --ds.lora.rank 8",
+        "vllm.lora_push",
+        "is no folder",
+        "--vllm.lora_push merged --ds.lora.rank 8",
+    ),
 ]

@@ -106,6 +106,12 @@ class Llm:
             if isinstance(answer, BaseException):
                 raise answer
 
+    async def collective_rpc(self, method: str) -> None:
+        """What `AdapterWorker` does before vLLM's manager of adapters has the word; there is none here."""
+        assert method == "install_adapter"
+        for made in self.workers:
+            made.adapter = made.weight_transfer_engine.parts.take()[0]
+
     async def init_weight_transfer_engine(self, request: Any) -> None:
         await self._all("init_weight_transfer_engine", request.init_info)
 
@@ -143,7 +149,9 @@ class Calls:
 class Engines:
     """Several engines and their loop."""
 
-    def __init__(self, backend: Any, like: Mapping[str, Tensor], *, workers: Sequence[int], timeout_s: float) -> None:
+    def __init__(
+        self, backend: Any, like: Mapping[str, Tensor], *, workers: Sequence[int], timeout_s: float, lora_rank: int = 0
+    ) -> None:
         """workers: how many of each engine; they are on the devices 0, 1, ... in this order."""
         self.loop = asyncio.new_event_loop()
         self.num_workers = list(workers)
@@ -151,7 +159,13 @@ class Engines:
         self.engines: list[VllmEngine] = []
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         for number, count in enumerate(workers):
-            spec = EngineSpec(model="M", name=f"engine {number}", tensor_parallel_size=count, sync_backend=backend)
+            spec = EngineSpec(
+                model="M",
+                name=f"engine {number}",
+                tensor_parallel_size=count,
+                sync_backend=backend,
+                lora_rank=lora_rank,
+            )
             own = []
             for rank in range(count):
                 self.models.append(Loaded(like))

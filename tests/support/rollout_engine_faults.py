@@ -29,7 +29,7 @@ class StandIn:
 
     async def resume_scheduler_async(self) -> None: ...
 
-    async def generate(self, prompt: Any, params: Any, request_id: str) -> AsyncIterator[Any]:
+    async def generate(self, prompt: Any, params: Any, request_id: str, lora_request: Any = None) -> AsyncIterator[Any]:
         output = self.answer(prompt)
         if output is not None:
             yield output

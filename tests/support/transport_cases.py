@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,20 +21,19 @@ from safetensors.torch import load_file
 from openrlhf.core.config import PolicyLossConfig
 from openrlhf.launcher.ray import learner_actor
 from openrlhf.launcher.ray.learner_actor import LearnerActor, Transfer
+from openrlhf.learner.config import LoraConfig
 from openrlhf.learner.learner import Learner
+from openrlhf.learner.lora_stream import Form
 from openrlhf.learner.objective import PolicyObjective
 from openrlhf.rollout.engine import EngineControl
-from openrlhf.rollout.weights.guard import GuardedGroup
-from openrlhf.rollout.weights.wire import BucketPlan, TensorSpec, aligned, plan_buckets, specs_of
-from support import cuda_stand_in
+from openrlhf.rollout.weights.wire import BucketPlan, TensorSpec, plan_buckets
 from support.cuda_stand_in import stand_in_for_cuda
-from support.engine_workers import Engines, Loaded, answers, worker
+from support.engine_workers import Engines, Loaded, answers
 from support.learner_models import make_batch
 from support.learner_ranks import Case
 from support.learner_step_cases import make_spec, share
-from support.stream_checker import SameProcess, StreamChecker
-from support.stream_checker import Stream as CheckedStream
 
+NO_ADAPTERS = LoraConfig()
 BUCKET = 20_000
 """Bytes; the embedding of the tiny models has 32,768."""
 SILENCE_S = 3.0
@@ -56,7 +56,13 @@ class Run:
         self.backend = backend = "gloo" if backend == "shared" else backend
         self.held = load_file(Path(learner.spec.model_path) / "model.safetensors")
         sizes = engine_sizes(backend, world)
-        self.engines = Engines(backend, self.held, workers=sizes, timeout_s=PATIENCE_S) if rank == 0 else None
+        rank_of_adapter = learner.spec.ds.lora.rank
+        self.form: Form = "apart" if rank_of_adapter else "merged"
+        self.skip_frozen = False
+        self.engines = None
+        if rank == 0:
+            options: Any = {"workers": sizes, "timeout_s": PATIENCE_S, "lora_rank": rank_of_adapter}
+            self.engines = Engines(backend, self.held, **options)
         self.sizes, self.generation, self.version = sizes, 0, 0
         self.actor: Any = LearnerActor()
         self.actor.rank, self.actor.sender = rank, None
@@ -78,7 +84,7 @@ class Run:
             self.actor.sender._timeout_s = PATIENCE_S
         self.actor.connect_weight_group()
         answers(joining, what="join", timeout=30)
-        self.actor.plan_push(BUCKET, False)
+        self.actor.plan_push(BUCKET, self.skip_frozen, self.form)
 
     def push(self) -> None:
         """Rank 0 raises what went wrong; the others never do, and end when it does."""
@@ -132,9 +138,12 @@ class Run:
 
 
 @contextmanager
-def run(rank: int, world: int, folder: Path, backend: str, *, stage: int, model: str) -> Iterator[Run]:
+def run(
+    rank: int, world: int, folder: Path, backend: str, *, stage: int, model: str, lora: LoraConfig = NO_ADAPTERS
+) -> Iterator[Run]:
     (folder / "handles").mkdir(exist_ok=True)
-    learner = Learner(make_spec(folder, stage=stage, model=model))  # first: ZeRO-3 replaces torch.empty meanwhile
+    spec = make_spec(folder, stage=stage, model=model)
+    learner = Learner(replace(spec, ds=replace(spec.ds, lora=lora)))  # first: ZeRO-3 replaces torch.empty meanwhile
     limits = {**learner_actor.UPDATE_TIMEOUTS, "ipc": PATIENCE_S}
     far = mock.patch("openrlhf.rollout.weights.group.listen", side_effect=OSError("a test of gloo"))
     with (
@@ -281,90 +290,6 @@ def lost_in_meeting(rank: int, world: int, folder: Path) -> dict[str, str]:
         return {"said": said, "different": ", ".join(own.differences())}
 
 
-def streams(buffers: int) -> Case:
-    """A push over `buffers` CUDA streams, sender and receiver one after the other, watched by a `StreamChecker`."""
-
-    def case(rank: int, world: int, folder: Path) -> dict[str, Any]:
-        from vllm.distributed.weight_transfer import nccl_engine
-
-        from openrlhf.rollout.weights import cuda_sender
-
-        held = load_file(folder / "untied" / "model.safetensors")
-        plan, size = plan_buckets(specs_of(held.items()), BUCKET), 40_000  # not less than the embedding
-        checker = StreamChecker()
-        pipe = SameProcess(checker)
-        with (
-            stand_in_for_cuda(folder, 0),
-            mock.patch("torch.cuda.Stream", CheckedStream),
-            mock.patch.object(CheckedStream, "checker", checker, create=True),
-            mock.patch.object(cuda_stand_in, "_DEFAULT", CheckedStream()),
-            mock.patch.object(cuda_sender, "NUM_BUFFERS", buffers),
-        ):
-            sender = cuda_sender.NcclSender(master_address="", buffer_bytes=size, engines=mock.Mock())
-            sender.open(2, 1)
-            with mock.patch.object(nccl_engine, "open_trainer_endpoint", return_value=pipe):
-                sender.connect()
-            model = Loaded(held)
-            receiver: Any = worker("nccl", model, rank=0, device=0, timeout_s=60).weight_transfer_engine
-            receiver.packed, receiver.packed_buffer_size_bytes, receiver.packed_num_buffers = True, size, buffers
-            receiver._guard = GuardedGroup(pipe.receiving())
-            with checker:
-                trained = {name: tensor + 0 for name, tensor in held.items()}  # the last step's, still under way
-                names = list(trained)
-                parts = [names[i : i + 5] for i in range(0, len(names), 5)]
-                gathered = ([(name, trained[name] + 0) for name in part] for part in parts)  # as under ZeRO-3
-                sender.send(gathered, plan, 1)
-                sent = list(checker.found)
-                receiver.start_weight_update()
-                receiver.update_weights(announced(plan))
-            receiver.finish_weight_update()
-        state = model.state()
-        different = [name for name in held if not torch.equal(state[name], held[name])]
-        return {"sent": sent, "received": checker.found[len(sent) :], "different": different}
-
-    return case
-
-
-def mixed(rank: int, world: int, folder: Path) -> dict[str, list[str]]:
-    """Pushes over nccl and ipc of tensors of two dtypes, with an odd number of the narrower one first."""
-    from vllm.distributed.weight_transfer import nccl_engine
-
-    from openrlhf.rollout.weights import cuda_sender
-
-    held = {
-        "model.norm.weight": torch.arange(3).bfloat16(),
-        "model.layers.0.mlp.gate.weight": torch.arange(4.0) / 3,
-        "model.layers.0.mlp.up_proj.weight": torch.arange(10).bfloat16(),
-    }
-    plan = plan_buckets(aligned(specs_of(held.items())), BUCKET)
-    found: dict[str, list[str]] = {}
-    with stand_in_for_cuda(folder, 0):
-        for backend in ("nccl", "ipc"):
-            model, pipe = Loaded(held), SameProcess(StreamChecker())
-            made = worker(backend, model, rank=0, device=0, timeout_s=60)
-            receiver = made.weight_transfer_engine
-            engines: Any = made if backend == "ipc" else mock.Mock()
-            made.finish_weight_update = lambda _=None, made=made: type(made).finish_weight_update(made)
-            sender: Any = (
-                cuda_sender.IpcSender(rank=0, buffer_bytes=BUCKET, engines=engines)
-                if backend == "ipc"
-                else cuda_sender.NcclSender(master_address="", buffer_bytes=BUCKET, engines=engines)
-            )
-            sender.open(2, 1)
-            with mock.patch.object(nccl_engine, "open_trainer_endpoint", return_value=pipe):
-                sender.connect()
-            sender.send([list(held.items())], plan, 1)
-            if backend == "nccl":
-                receiver.packed, receiver.packed_buffer_size_bytes, receiver.packed_num_buffers = True, BUCKET, 1
-                receiver._guard = GuardedGroup(pipe.receiving())
-                made.start_weight_update()
-                made.update_weights(announced(plan))
-                made.finish_weight_update()
-            state = model.state()
-            found[backend] = [name for name in held if not torch.equal(state[name], held[name])]
-    return found
-
-
 def announced(plan: BucketPlan) -> dict[str, Any]:
     """What engines are told of a push over nccl."""
     told: dict[str, Any] = {"names": [t.name for t in plan.tensors], "dtype_names": [t.dtype for t in plan.tensors]}
@@ -391,9 +316,6 @@ CASES: dict[str, Case] = {
         for model in MODELS
     },
     **{f"failures-{backend}": failures(backend, 3, ALL_FAULTS[backend]) for backend in ALL_FAULTS},
-    "streams-1": streams(1),
-    "streams-2": streams(2),
-    "mixed": mixed,
     "silent_trainer": silent_trainer,
     "lost_in_meeting": lost_in_meeting,
 }

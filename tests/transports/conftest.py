@@ -21,4 +21,5 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     save_tiny_model(folder / "untied", tie=False)
     needed = needed_cases(request.session, "RANK_CASES")
     bound = max(TIMEOUT, CASE_S * sum(len(names) for names in needed.values()))
-    return run_cases(needed, folder, ("support.transport_cases",), bound)
+    modules = tuple(f"support.transport_{kind}cases" for kind in ("", "adapter_", "stream_"))
+    return run_cases(needed, folder, modules, bound)

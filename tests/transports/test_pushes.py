@@ -23,7 +23,8 @@ FEW = {
         "trained-shared-3-untied",
     ],
 }
-RANK_CASES = {**FEW, 1: [*FEW[1], "mixed"]}
+ADAPTERS = {1: ["adapter-ipc-0"], 2: ["adapter-nccl-3", "adapter-ipc-2", "adapter-shared-3"]}
+RANK_CASES = {world: [*FEW[world], *ADAPTERS[world], *others] for world, others in {1: ["mixed"], 2: []}.items()}
 
 
 @pytest.mark.parametrize(("world", "case"), [(world, case) for world, cases in FEW.items() for case in cases])
@@ -36,3 +37,12 @@ def test_engines_load_what_the_trainer_holds(ranks: RankResults, world: int, cas
 
 def test_tensors_of_two_dtypes_in_one_message(ranks: RankResults) -> None:
     assert result(ranks, "mixed", 1) == [{"nccl": [], "ipc": []}]
+
+
+@pytest.mark.parametrize(("world", "case"), [(world, case) for world, cases in ADAPTERS.items() for case in cases])
+def test_an_adapter_arrives_beside_the_model_and_then_alone(ranks: RankResults, world: int, case: str) -> None:
+    outcomes = result(ranks, case, world)
+    assert [outcome["different"] for outcome in outcomes] == [[]] * world
+    assert outcomes[0]["moved"]
+    whole, adapter = outcomes[0]["bytes"]
+    assert adapter < whole / 10

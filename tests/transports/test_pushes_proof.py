@@ -14,10 +14,11 @@ ALL = [
     for stage in range(4)
     for model in ("qwen3", "untied")
 ]
-RANK_CASES = {1: ALL, 2: ALL, 4: ALL}
+ADAPTERS = [f"adapter-{backend}-{stage}" for backend in ("nccl", "ipc", "gloo", "shared") for stage in range(4)]
+RANK_CASES = {world: [*ALL, *ADAPTERS] for world in (1, 2, 4)}
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("case", ALL)
+@pytest.mark.parametrize("case", [*ALL, *ADAPTERS])
 def test_engines_load_what_the_trainer_holds(ranks: RankResults, world: int, case: str) -> None:
     assert [outcome["different"] for outcome in result(ranks, case, world)] == [[]] * world

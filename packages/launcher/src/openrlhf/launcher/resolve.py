@@ -17,12 +17,15 @@ from openrlhf.launcher.machine import FLASH_INSTALL, Machine
 from openrlhf.launcher.placement import SECTIONS, engines_share
 from openrlhf.launcher.rules.violation import setting, value_at
 from openrlhf.launcher.supervised_config import ServeRMConfig, SupervisedConfig, TrainDPOConfig, TrainRMConfig
+from openrlhf.rollout.config import VLLM_ENGINE
 from openrlhf.rollout.sync_check import FP32_TOLERANCE, noise_bits
+from openrlhf.rollout.vllm.adapters import no_room_for_adapter
 
 C = TypeVar("C")
 P = TrainPPOConfig
 
 RANKS_PER_NODE = 8
+ALL_LINEAR = "all-linear"
 FLASH = "flash_attention_2"
 ENGINE_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -47,6 +50,7 @@ def resolve(config: P, machine: Machine, *, now: datetime | None = None) -> tupl
         _ds_device,
         _engine_device,
         _sync,
+        _lora_push,
         _engine_dtype,
         _packing,
         _models,
@@ -167,6 +171,34 @@ def _sync(c: P, m: Machine) -> Iterator[Change]:
         yield Change("vllm.sync_backend", "ipc", note)
     elif asked == "auto":
         yield Change("vllm.sync_backend", "ipc" if shared else "nccl")
+
+
+def _lora_push(c: P, m: Machine) -> Iterator[Change]:
+    """An adapter alone where the bytes of a push matter and the engines can serve it."""
+    if c.vllm.lora_push != "auto":
+        return
+    if c.ds.lora.rank == 0:
+        yield Change("vllm.lora_push", "merged")
+    elif c.vllm.sync_backend != "nccl":
+        why = "weights stay on the device" if c.vllm.sync_backend == "ipc" else "weights stay on the host"
+        yield Change("vllm.lora_push", "merged", f"--vllm.lora_push auto is merged: {why}, so their bytes cost little")
+    else:
+        problem = adapter_problem(c)
+        choice = "merged" if problem else "adapter"
+        reason = problem or "weights travel over nccl, and an adapter is a few percent of them"
+        yield Change("vllm.lora_push", choice, f"--vllm.lora_push auto is {choice}: {reason}")
+
+
+def adapter_problem(c: P) -> str:
+    """Why the engines cannot serve the adapter that is trained; empty when they can."""
+    if c.vllm.engine_class != VLLM_ENGINE:
+        return "only vLLM's engines are known to serve adapters"
+    return no_room_for_adapter(c.actor.model_name_or_path or "", adapter_targets(c), c.ds.lora.rank)
+
+
+def adapter_targets(c: P) -> tuple[str, ...]:
+    """The modules that --ds.lora.target_modules names; none: all linear layers."""
+    return tuple(name for name in c.ds.lora.target_modules if name != ALL_LINEAR)
 
 
 def _engine_dtype(c: P, m: Machine) -> Iterator[Change]:

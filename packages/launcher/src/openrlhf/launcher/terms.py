@@ -88,6 +88,7 @@ engine.seed train.seed
 engine.sync_backend vllm.sync_backend
 engine.engine_args vllm.engine_args
 sync_tolerance vllm.sync_tolerance
+lora_push vllm.lora_push
 max_failed_fraction rollout.max_failed_fraction
 agent_file train.agent_func_path
 reward_file reward.remote_url

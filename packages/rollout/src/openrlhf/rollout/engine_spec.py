@@ -21,6 +21,8 @@ class EngineSpec:
     block_size: tokens per KV-cache block; None leaves it to vLLM. On CPU vLLM's own default is 128, so that shorter
     prompts never share a prefix: 32 there.
     full_determinism: on GPUs, results that do not depend on which requests share a step (slower).
+    lora_rank: that of the adapter which the engine serves and which pushes bring; 0: it serves a whole model.
+    lora_targets: modules that the adapter is on, by the ends of their names; none: all linear layers.
     max_images_per_prompt: 0 for text-only. suppressed_token_ids: never sampled (those that stand for images).
     engine_args: further arguments of the engine itself, as given by the user.
     """
@@ -41,6 +43,8 @@ class EngineSpec:
     full_determinism: bool = False
     seed: int = 0
     sync_backend: SyncBackend = "gloo"
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ()
     max_images_per_prompt: int = 0
     suppressed_token_ids: tuple[int, ...] = ()
     max_num_seqs: int | None = None

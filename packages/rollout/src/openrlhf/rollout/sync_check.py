@@ -34,6 +34,13 @@ BLIND_TOLERANCE = 0.05
 """When one bit less moves nothing, so that nothing was measured: layers that are compiled into one kernel."""
 
 
+FEW_TOKENS_FACTOR = 3.0
+"""What the mean over a few tokens may exceed a measured tolerance by, which is for a mean over hundreds."""
+WRITTEN_ROWS = 8
+"""Rows after which an engine that serves an adapter samples some tokens, to be compared; a quarter where both sides
+agree to rounding."""
+
+
 class SyncError(RuntimeError):
     """An engine does not compute what the trainer computes."""
 
@@ -109,6 +116,19 @@ def measured_tolerance(own: Sequence[Sequence[float]], rounded: Sequence[Sequenc
         source = f"the least in half precision; {source}"
     value, largest_rms = (max(n, LEAST_TOLERANCE) for n in (NOISE_FACTOR * noise, NOISE_FACTOR_RMS * rms))
     return Tolerance(value=value, rms=largest_rms, source=source)
+
+
+def few_tokens(tolerance: Tolerance) -> Tolerance:
+    """The tolerance of a mean over a few tokens: the same where both sides agree to rounding."""
+    if tolerance.value <= FP32_TOLERANCE:
+        return tolerance
+    source = f"{FEW_TOKENS_FACTOR:g} times that of the whole text: {tolerance.source}"
+    return Tolerance(value=FEW_TOKENS_FACTOR * tolerance.value, source=source)
+
+
+def written_rows(tolerance: Tolerance) -> int:
+    """After how many rows tokens are sampled."""
+    return WRITTEN_ROWS // 4 if tolerance.value <= FP32_TOLERANCE else WRITTEN_ROWS
 
 
 def mean_difference(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> float:

@@ -380,11 +380,12 @@ class PolicyRank(TrainedRank, ReferenceRank):
             distill_coef=config.algo.distill.coef if batch.teacher is not None else None,
         )
 
-    def check_logprobs(self, rows: Sequence[Sequence[int]], *, bits: int | None = None) -> list[list[float]]:
+    def check_logprobs(
+        self, rows: Sequence[Sequence[int]], *, bits: int | None = None, sampled: bool = False
+    ) -> list[list[float]]:
         """Log-probs of token rows at temperature 1, 0.0 for each row's first token, in one forward pass.
 
-        Over the whole vocabulary, as an engine scores a prompt. bits: with the output of every layer rounded to so
-        many significant bits.
+        sampled: over what an engine samples from, else over the whole vocabulary, as it scores. bits: of every layer.
         """
         width = max(map(len, rows))
         tokens = torch.tensor([[*row, *[self.config.pad_token_id] * (width - len(row))] for row in rows])
@@ -392,7 +393,8 @@ class PolicyRank(TrainedRank, ReferenceRank):
         action = mask.clone()
         action[:, 0] = False
         batch = Batch(tokens=tokens, attention_mask=mask, action_mask=action, index=torch.arange(len(rows)))
+        distribution = TokenDistribution(suppressed=self.learner.spec.suppressed_token_ids if sampled else ())
         with nullcontext() if bits is None else rounded(self.learner.module.model.base_model, bits):
-            scored = self.learner.score(batch, distribution=TokenDistribution(), at_once=True).logprobs
+            scored = self.learner.score(batch, distribution=distribution, at_once=True).logprobs
         assert scored is not None, "only language models are checked"
         return [scored[i, : len(row)].tolist() for i, row in enumerate(rows)]

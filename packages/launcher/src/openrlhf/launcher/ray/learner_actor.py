@@ -25,6 +25,7 @@ from openrlhf.learner.spec import LearnerSpec, Role
 
 if TYPE_CHECKING:
     from openrlhf.learner.learner import Learner
+    from openrlhf.learner.lora_stream import Form
     from openrlhf.rollout.weights.sender import Sender
     from openrlhf.rollout.weights.wire import BucketPlan, TensorSpec
 
@@ -110,11 +111,11 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def wire_specs(learner: Learner, *, skip_frozen: bool = False) -> list[TensorSpec]:
+def wire_specs(learner: Learner, *, skip_frozen: bool = False, form: Form = "merged") -> list[TensorSpec]:
     """The learner's weights as a push moves them, in the order of its stream."""
     from openrlhf.rollout.weights.wire import TensorSpec, aligned
 
-    infos = learner.weight_metadata(skip_frozen=skip_frozen)
+    infos = learner.weight_metadata(skip_frozen=skip_frozen, form=form)
     return aligned([TensorSpec(i.name, str(i.dtype).removeprefix("torch."), i.shape) for i in infos])
 
 
@@ -164,6 +165,7 @@ class LearnerActor:
         self.plan: BucketPlan | None = None
         self.bucket_bytes = 0
         self.skip_frozen = False
+        self.form: Form = "merged"
         self.stream: Iterator[list[tuple[str, Any]]] = iter(())
         self.to_come = 0
         self.role = self.kind(Learner(spec), config, resolve=_fetch)
@@ -183,16 +185,20 @@ class LearnerActor:
         if self.sender is not None:
             self.sender.connect()
 
-    def plan_push(self, bucket_bytes: int, skip_frozen: bool) -> BucketPlan:
-        """All ranks: what pushes move from now on, in which buckets. skip_frozen: only what is trained."""
+    def plan_push(self, bucket_bytes: int, skip_frozen: bool, form: Form) -> BucketPlan:
+        """All ranks: what pushes move from now on, in which buckets.
+
+        skip_frozen: only what training changes. form: what becomes of adapters.
+        """
         from openrlhf.rollout.weights.sender import WeightSender
         from openrlhf.rollout.weights.wire import plan_buckets
 
         self.bucket_bytes = bucket_bytes
-        self.skip_frozen = skip_frozen
+        self.skip_frozen, self.form = skip_frozen, form
         if isinstance(self.sender, WeightSender):
             bucket_bytes = self.sender.message_bytes(bucket_bytes)
-        self.plan = plan_buckets(wire_specs(self.role.learner, skip_frozen=skip_frozen), bucket_bytes)
+        specs = wire_specs(self.role.learner, skip_frozen=skip_frozen, form=form)
+        self.plan = plan_buckets(specs, bucket_bytes)
         return self.plan
 
     def push(self, version: int) -> None:
@@ -201,7 +207,7 @@ class LearnerActor:
 
         assert self.plan is not None, "plan_push() comes before push()"
         stream = self.role.learner.named_parameter_buckets(
-            self.bucket_bytes, skip_frozen=self.skip_frozen, wanted=self.sender is not None
+            self.bucket_bytes, skip_frozen=self.skip_frozen, wanted=self.sender is not None, form=self.form
         )
         try:
             send_or_drain(self.sender, stream, self.plan, version)

@@ -47,6 +47,7 @@ from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.ray.rollout import RayRollout
 from openrlhf.launcher.ray.warm import runtime_env
 from openrlhf.launcher.ray.weight_push import Pause, WeightPush, check_plan
+from openrlhf.launcher.resolve import adapter_targets
 from openrlhf.launcher.rules.violation import value_at
 from openrlhf.launcher.saved import config_toml
 from openrlhf.launcher.threads import RankThreads, ThreadPlan, plan_threads
@@ -186,6 +187,7 @@ def engine_specs(
     vllm = config.vllm
     assert config.actor.model_name_or_path is not None
     assert vllm.sync_backend != "auto", "resolve() sets --vllm.sync_backend"
+    assert vllm.lora_push != "auto", "resolve() sets --vllm.lora_push"
     return [
         EngineSpec(
             model=_model_path(config.actor.model_name_or_path),
@@ -204,6 +206,8 @@ def engine_specs(
             full_determinism=config.train.full_determinism_enable,
             seed=config.train.seed + i,
             sync_backend=vllm.sync_backend,
+            lora_rank=config.ds.lora.rank if vllm.lora_push == "adapter" else 0,
+            lora_targets=adapter_targets(config) if vllm.lora_push == "adapter" else (),
             max_images_per_prompt=config.data.max_images_per_prompt,
             suppressed_token_ids=() if vision is None else vision.suppressed,
             engine_args=json.loads(vllm.engine_args),

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from openrlhf.agents.engine import SamplingParams
+from openrlhf.agents.engine import Generation, SamplingParams
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.preflight import Prepared
 from openrlhf.launcher.ranks.roles import PolicyRank
@@ -19,7 +19,7 @@ from openrlhf.launcher.ray.engine_client import RayEngineClient
 from openrlhf.launcher.ray.engine_fleet import STEP_TIMEOUT, EngineFleet
 from openrlhf.launcher.ray.learner_actor import LearnerActor, Transfer
 from openrlhf.launcher.ray.rank_group import RankGroup
-from openrlhf.launcher.ray.remote import ask_all
+from openrlhf.launcher.ray.remote import Remote, ask_all
 from openrlhf.launcher.resolve import ENGINE_DTYPES
 from openrlhf.rollout.engine import EngineControl
 from openrlhf.rollout.requests import GenerateRequest
@@ -31,11 +31,15 @@ from openrlhf.rollout.sync_check import (
     check_prompts,
     check_sequences,
     compare,
+    few_tokens,
     measured_tolerance,
     noise_bits,
+    written_rows,
 )
 
 if TYPE_CHECKING:
+    from openrlhf.launcher.ray.engine_actor import EngineActor
+    from openrlhf.learner.lora_stream import Form
     from openrlhf.rollout.weights.wire import BucketPlan
 
 log = logging.getLogger(__name__)
@@ -54,6 +58,8 @@ ATTEMPTS = 3
 """A push that fails this often in a row ends the run."""
 FEW_ROWS = 4
 """So many rows of the text are scored after a push in float32, where rounding leaves no doubt to be averaged out."""
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=2, seed=0, ignore_eos=True)
+"""What an engine that serves an adapter samples after a push, to be compared."""
 NEWS = 2.0
 """A measured tolerance is logged again when it has grown or shrunk by this factor."""
 
@@ -109,13 +115,15 @@ class WeightPush:
     check: what trainer and engine must agree on after a push. pause: how engines are made ready for a push; None: they
     are idle. last_bytes: what the last push sent to every engine worker. lock: the fleet's.
 
-    The first push over a new connection moves everything, those after it only what is trained.
+    The first push over a new connection moves everything, those after it only what is trained: adapters alone where the
+    engines serve them (`EngineSpec.lora_rank`), else the weights that they are merged into.
     """
 
     def __init__(self, fleet: EngineFleet, *, bucket_mb: int, check: CheckPlan, pause: Pause | None = None) -> None:
         self._fleet = fleet
         self._pause = pause
         self._backend = fleet.specs[0].sync_backend
+        self._form: Form = "apart" if fleet.specs[0].lora_rank else "merged"
         self.lock = fleet.lock
         self.version: int | None = None
         self._bucket_bytes = bucket_mb << 20
@@ -196,7 +204,7 @@ class WeightPush:
             await self._connect(policy)
         skip_frozen = self._whole_sent
         if self._plan is None or self._plan_skips != skip_frozen:
-            refs = policy.ask_process(LearnerActor.plan_push, self._bucket_bytes, skip_frozen)
+            refs = policy.ask_process(LearnerActor.plan_push, self._bucket_bytes, skip_frozen, self._form)
             self._plan = (await policy.wait(refs, "weight push plan", PUSH_TIMEOUT))[0]
             self._plan_skips = skip_frozen
         assert self._plan is not None
@@ -255,18 +263,51 @@ class WeightPush:
             compare(own[0], scored, tolerance=tolerance, engine=name)
             for name, scored in zip(fleet.names, engines, strict=True)
         )
+        if fleet.specs[0].lora_rank:
+            error = max(error, await self._check_sampling(policy, few_tokens(tolerance)))
         return {"rollout/sync_error": error, "rollout/sync_tolerance": tolerance.value}
+
+    async def _check_sampling(self, policy: Policy, tolerance: Tolerance) -> float:
+        """Compare what engines say of tokens that they sample, behind a text that may still lie in their caches.
+
+        An engine that serves an adapter computes with it where a request names it: one that scores with the adapter may
+        sample without, or behind keys and values of an older one.
+        """
+        assert self._rows is not None
+        rows = self._rows[: written_rows(tolerance)]
+        engines = await asyncio.gather(*(self._write(engine, rows, SAMPLED) for engine in self._fleet.engines))
+        texts = {
+            tuple(row) + tuple(a.token_ids): row for answers in engines for row, a in zip(rows, answers, strict=True)
+        }
+        asked = policy.ask(PolicyRank.check_logprobs, [list(text) for text in texts], sampled=True)
+        scored = (await policy.wait(asked, "sync check", CHECK_TIMEOUT))[0]
+        own = {text: [0.0, *scores[len(texts[text]) :]] for text, scores in zip(texts, scored, strict=True)}
+        return max(
+            compare(
+                [own[*row, *answer.token_ids] for row, answer in zip(rows, answers, strict=True)],
+                [[0.0, *answer.logprobs] for answer in answers],
+                tolerance=tolerance,
+                engine=f"{name}, which samples,",
+            )
+            for name, answers in zip(self._fleet.names, engines, strict=True)
+        )
 
     async def _text(self) -> list[list[int]]:
         """The prompts of the check with what the first engine writes after them; nothing is drawn."""
-        client, plan = RayEngineClient(self._fleet.engines[0]), self._check_plan
+        plan = self._check_plan
         sampling = SamplingParams(temperature=0.0, max_tokens=plan.answer_tokens)
+        answers = await self._write(self._fleet.engines[0], plan.prompts, sampling)
+        return [[*prompt, *answer.token_ids] for prompt, answer in zip(plan.prompts, answers, strict=True)]
+
+    async def _write(
+        self, engine: Remote[EngineActor], prompts: Sequence[Sequence[int]], sampling: SamplingParams
+    ) -> list[Generation]:
+        client = RayEngineClient(engine)
         asked = (
             client.generate(GenerateRequest(request_id=f"sync-check-{i}", token_ids=prompt, sampling=sampling))
-            for i, prompt in enumerate(plan.prompts)
+            for i, prompt in enumerate(prompts)
         )
-        answers = await asyncio.wait_for(asyncio.gather(*asked), CHECK_TIMEOUT)
-        return [[*prompt, *answer.token_ids] for prompt, answer in zip(plan.prompts, answers, strict=True)]
+        return await asyncio.wait_for(asyncio.gather(*asked), CHECK_TIMEOUT)
 
     def _tell(self, tolerance: Tolerance) -> None:
         if self._told is None or not self._told / NEWS <= tolerance.value <= self._told * NEWS:

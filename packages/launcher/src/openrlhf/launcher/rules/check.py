@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.rules import adapters, algorithm, inputs, pipeline, placement, supervised
+from openrlhf.launcher.rules import adapters, algorithm, inputs, lora_push, pipeline, placement, supervised
 from openrlhf.launcher.rules.ranges import ranges, within
 from openrlhf.launcher.rules.violation import Rule, Violation
 from openrlhf.launcher.rules.warnings import WARNINGS
@@ -15,6 +15,7 @@ RL_RULES: tuple[Rule, ...] = (
     *algorithm.RULES,
     *adapters.RULES,
     adapters.compiled,
+    *lora_push.RULES,
     *pipeline.RULES,
     *placement.RULES,
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,8 @@ class Pair:
     sender: Sender
     plan: BucketPlan
     bucket_bytes: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the learner's stream."""
 
     def push(self, version: int, *, halfway: Callable[[], None] | None = None) -> None:
         """One whole push. halfway: called in the middle of it."""
@@ -86,7 +88,7 @@ class Pair:
         self.engine.answer()
 
     def _stream(self, halfway: Callable[[], None] | None) -> Iterator[list[tuple[str, Tensor]]]:
-        stream = self.trainer.learner.named_parameter_buckets(self.bucket_bytes)
+        stream = self.trainer.learner.named_parameter_buckets(self.bucket_bytes, **self.options)
         for number, bucket in enumerate(stream):
             if halfway is not None and number == len(self.plan.buckets) // 2:
                 halfway()
@@ -121,9 +123,9 @@ def push_shared(folder: Path) -> Outcome:
     if pair is None:
         pair = _make_pair(folder, "gloo", {}, shape=TINY, tied=True, number_format=dtype())
     pair.sender.close()
-    pair = _left["gloo"] = _join(pair.trainer, pair.engine, pair.spec, shared=True)
+    pair = _left["gloo"] = join(pair.trainer, pair.engine, pair.spec, shared=True)
     take_steps(pair.trainer.learner, small_batch(), 1)
-    took = _seconds(lambda: pair.push(SHARED_VERSION))
+    took = seconds_of(lambda: pair.push(SHARED_VERSION))
     answer = pair.engine.call(InferenceEngine.generate, SAMPLE)
     if set(answer.versions) != {SHARED_VERSION}:
         raise CheckError(f"samples carry the versions {sorted(set(answer.versions))}, not {SHARED_VERSION}")
@@ -181,11 +183,11 @@ def _push_twice(
     """Other weights than the engine started with, and those after a step: the larger difference, the second's time."""
     folder.mkdir()
     pair = _make_pair(folder, backend, environ, shape=shape, tied=tied, number_format=number_format)
-    _must_differ(pair)
+    must_differ(pair)
     pair.push(1)
     first = pair.difference()
     take_steps(pair.trainer.learner, small_batch(), 1)
-    took = _seconds(lambda: pair.push(2))
+    took = seconds_of(lambda: pair.push(2))
     answer = pair.engine.call(InferenceEngine.generate, SAMPLE)
     if set(answer.versions) != {2}:
         raise CheckError(f"after the push of version 2 samples carry the versions {sorted(set(answer.versions))}")
@@ -204,9 +206,9 @@ def _make_pair(
         make_model(folder / name, shape, tied=tied, seed=seed, dtype=number_format)
         for name, seed in (("old", 1), ("new", 2))
     )
-    spec = _engine_spec(old, backend, number_format)
+    spec = engine_spec(old, backend, number_format)
     engine = start_engine(spec, environ)
-    return _join(_trainer(new, number_format, sleeps=False), engine, spec)
+    return join(make_trainer(new, number_format), engine, spec)
 
 
 def _copy_seconds(nbytes: int, backend: SyncBackend) -> float:
@@ -214,10 +216,10 @@ def _copy_seconds(nbytes: int, backend: SyncBackend) -> float:
     source = torch.zeros(nbytes, dtype=torch.uint8, device=training_device())
     target = torch.empty(nbytes, dtype=torch.uint8, device="cuda:1" if backend == "nccl" else source.device)
     target.copy_(source)
-    return min(_seconds(lambda: target.copy_(source)) for _ in range(COPIES))
+    return min(seconds_of(lambda: target.copy_(source)) for _ in range(COPIES))
 
 
-def _seconds(action: Callable[[], object]) -> float:
+def seconds_of(action: Callable[[], object]) -> float:
     """How long it takes until every GPU is done with it."""
     synchronize()
     began = time.perf_counter()
@@ -235,8 +237,8 @@ def engine_lost(folder: Path) -> Outcome:
         pair.push(2)
     noticed = _noticed_after(pair)
     pair.sender.close()
-    fresh = _join(pair.trainer, start_engine(pair.spec, {}), pair.spec)
-    _must_differ(fresh)
+    fresh = join(pair.trainer, start_engine(pair.spec, {}), pair.spec)
+    must_differ(fresh)
     fresh.push(LOST_VERSION)
     difference = fresh.difference()
     detail = f"noticed after {noticed:.1f} s; mean |log-prob difference| of the next engine {difference:.1e}"
@@ -262,7 +264,7 @@ def _noticed_after(pair: Pair) -> float:
     return noticed
 
 
-def _must_differ(pair: Pair) -> None:
+def must_differ(pair: Pair) -> None:
     """Before the push both sides hold other weights: if the check saw no difference it would never see one."""
     try:
         found = pair.difference()
@@ -279,17 +281,17 @@ def colocated(folder: Path) -> Outcome:
 
 def one_round(folder: Path, backend: SyncBackend) -> Outcome:
     """Engine asleep, learner steps and sleeps, engine wakes for its weights, push, cache, score."""
-    spec = _engine_spec(make_model(folder / "old", seed=1), backend, dtype(), sleeps=True)
+    spec = engine_spec(make_model(folder / "old", seed=1), backend, dtype(), sleeps=True)
     engine = start_engine(spec, {})
     awake = _free()
     engine.call(EngineControl.sleep)
     asleep = _free()
-    trainer = _trainer(make_model(folder / "new", seed=2), dtype(), sleeps=backend == "ipc")
+    trainer = make_trainer(make_model(folder / "new", seed=2), dtype(), sleeps=backend == "ipc")
     trainer.learner.wake()
     take_steps(trainer.learner, small_batch(), 1)
     trainer.learner.sleep()
     trainer.learner.give_back()
-    pair = _join(trainer, engine, spec)
+    pair = join(trainer, engine, spec)
     engine.call(EngineControl.wake, "weights")
     pair.push(1)
     trainer.learner.give_back()
@@ -310,9 +312,9 @@ def _free() -> float:
     return float(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else 0.0
 
 
-def _trainer(model: str, number_format: Dtype, *, sleeps: bool) -> PolicyRank:
-    """The policy's rank as a run makes it."""
-    ds = settings(param_dtype=number_format, enable_sleep=sleeps)
+def make_trainer(model: str, number_format: Dtype, *, sleeps: bool = False, **changes: Any) -> PolicyRank:
+    """The policy's rank as a run makes it. changes: of DeepSpeed's settings."""
+    ds = settings(param_dtype=number_format, enable_sleep=sleeps, **changes)
     learner = make_learner(model, ds, shares_device=True)
     config = RankConfig(
         algo=AlgoConfig(),
@@ -325,7 +327,7 @@ def _trainer(model: str, number_format: Dtype, *, sleeps: bool) -> PolicyRank:
     return PolicyRank(learner, config, resolve=lambda what, handles: list(handles))
 
 
-def _engine_spec(model: str, backend: SyncBackend, number_format: Dtype, *, sleeps: bool = False) -> EngineSpec:
+def engine_spec(model: str, backend: SyncBackend, number_format: Dtype, *, sleeps: bool = False) -> EngineSpec:
     device: Any = training_device().type
     return EngineSpec(
         model=model,
@@ -339,9 +341,9 @@ def _engine_spec(model: str, backend: SyncBackend, number_format: Dtype, *, slee
     )
 
 
-def _join(trainer: PolicyRank, engine: EngineProcess, spec: EngineSpec, *, shared: bool = False) -> Pair:
+def join(trainer: PolicyRank, engine: EngineProcess, spec: EngineSpec, *, shared: bool = False, **options: Any) -> Pair:
     """A new group; its buckets are smaller than the largest tensor. shared: in place of gloo."""
-    specs = wire_specs(trainer.learner)
+    specs = wire_specs(trainer.learner, **options)
     largest = max(s.nbytes for s in specs)
     bucket_bytes = largest * 3 // 4
     sender = _sender(engine, spec.sync_backend, largest, shared=shared)
@@ -351,7 +353,7 @@ def _join(trainer: PolicyRank, engine: EngineProcess, spec: EngineSpec, *, share
     sender.connect()
     if spec.sync_backend == "gloo":
         engine.answer()
-    return Pair(trainer, engine, spec, sender, plan_buckets(specs, bucket_bytes), bucket_bytes)
+    return Pair(trainer, engine, spec, sender, plan_buckets(specs, bucket_bytes), bucket_bytes, options)
 
 
 def _sender(engine: EngineProcess, backend: SyncBackend, buffer_bytes: int, *, shared: bool) -> Sender:

@@ -77,7 +77,7 @@ ROWS: tuple[Row, ...] = (
         fix="train with --ds.attn_implementation sdpa (eager if sdpa fails too) and without --ds.packing_samples and "
         "--train.dynamic_batch_enable, and with --train.share_prompt off, or install flash-attn again: pip install "
         "flash-attn --no-build-isolation",
-        bound_s=20.0,
+        bound_s=15.0,
         shares="learner",
     ),
     Row(
@@ -85,7 +85,7 @@ ROWS: tuple[Row, ...] = (
         shows="optimiser steps make the loss fall; tokens per second, on a GPU with the shape of 0.6 B and as MFU",
         function=f"{HERE}.learning:learner_step",
         fix=REINSTALL,
-        bound_s=40.0,
+        bound_s=35.0,
         shares="learner",
     ),
     Row(
@@ -148,7 +148,16 @@ ROWS: tuple[Row, ...] = (
         "the same in shared memory, which engines on the trainer's host get without a GPU; needs no room in /dev/shm",
         bound_s=10.0,
     ),
-    _push("push-ipc", "the same over CUDA IPC, engine and learner on one GPU", "gpu", bound_s=30.0),
+    _push("push-ipc", "the same over CUDA IPC, engine and learner on one GPU", "gpu", bound_s=25.0),
+    Row(
+        name="push-adapter",
+        shows="an engine that serves an adapter, which pushes bring alone, scores and samples as the learner computes",
+        function=f"{HERE}.push_adapter:push_adapter",
+        fix="train with --vllm.lora_push merged",
+        needs=("gpu",),
+        bound_s=15.0,
+        shares="engine",
+    ),
     Row(
         name="engine-lost",
         shows="an engine killed in the middle of a push is noticed within 15 s; another one gets everything",

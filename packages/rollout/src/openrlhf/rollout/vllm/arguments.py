@@ -17,6 +17,8 @@ from typing import Any
 
 from openrlhf.agents.engine import SamplingParams
 from openrlhf.rollout.engine_spec import EngineSpec
+from openrlhf.rollout.images import decode_image, image_digest
+from openrlhf.rollout.requests import GenerateRequest
 
 RESERVED_ENGINE_ARGS = {
     "model": "`engine.model`",
@@ -29,11 +31,24 @@ RESERVED_ENGINE_ARGS = {
     "max_model_len": "`engine.max_model_len`",
     "seed": "`engine.seed`",
     "weight_transfer_config": "`engine.sync_backend`",
+    "enable_lora": "`lora_push`",
+    "max_lora_rank": "`lora_push`",
+    "max_loras": "`lora_push`",
+    "max_cpu_loras": "`lora_push`",
+    "lora_dtype": "`lora_push`",
+    "lora_target_modules": "`lora_push`",
     "logprobs_mode": "no parameter: training needs processed log-probs",
     "skip_tokenizer_init": "no parameter: the engine needs the end-of-sequence token",
 }
 """Arguments that `engine_args` may not set, and what sets them instead: another field of the engine's specification."""
 
+ADAPTER_ID = 1
+"""The number under which an engine knows the one adapter that it serves."""
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM can be told as the largest rank."""
+ADAPTER_WORKER = "openrlhf.rollout.weights.adapter.AdapterWorker"
+ADAPTER_PATH = "/a weight push brings it"
+"""In the place of an adapter's folder: vLLM loads what it does not have, and must fail rather than find something."""
 NOT_TRAINED_ON = {"video": 0, "audio": 0}
 """Other inputs of models that take images."""
 SUPPRESSED = -100.0
@@ -84,11 +99,28 @@ def vllm_args(spec: EngineSpec) -> dict[str, Any]:
         args["skip_mm_profiling"] = True  # measures device memory
     if spec.tensor_parallel_size > 1:
         args["distributed_executor_backend"] = spec.executor
+    if spec.lora_rank:
+        args |= adapter_args(spec.lora_rank, spec.lora_targets)
+        if "worker_extension_cls" in spec.engine_args:
+            raise ValueError("`engine.engine_args` must not set 'worker_extension_cls' with `lora_push` adapter")
     if spec.max_model_len is not None:
         args["max_model_len"] = spec.max_model_len
     if spec.max_num_seqs is not None:
         args["max_num_seqs"] = spec.max_num_seqs
     return {**args, **spec.engine_args}
+
+
+def adapter_args(rank: int, targets: Sequence[str]) -> dict[str, Any]:
+    """Arguments of an engine that serves one adapter of this rank. Raises ValueError where vLLM has no room for it.
+
+    targets: modules that have a part of it, by the ends of their names; none: all linear layers.
+    """
+    room = next((most for most in ADAPTER_RANKS if most >= rank), None)
+    if room is None:
+        raise ValueError(f"vLLM serves adapters up to rank {ADAPTER_RANKS[-1]}, got {rank!r}: use `lora_push` merged")
+    args = {"enable_lora": True, "max_loras": 1, "max_lora_rank": room, "worker_extension_cls": ADAPTER_WORKER}
+    names = sorted({target.rpartition(".")[2] for target in targets})
+    return args | ({"lora_target_modules": names} if names else {})
 
 
 def caches_prefixes(spec: EngineSpec) -> bool:
@@ -139,6 +171,21 @@ def environment(spec: EngineSpec) -> dict[str, str]:
     return env
 
 
+def to_vllm_prompt(request: GenerateRequest, ids: list[int], spec: EngineSpec, version: int) -> dict[str, Any]:
+    """vLLM's own prompt of a request with these token ids. Cached prefixes of older weights must never match it."""
+    prompt: dict[str, Any] = {"prompt_token_ids": ids}
+    if request.images:
+        prompt["multi_modal_data"] = {"image": [decode_image(content) for content in request.images]}
+        # Names for vLLM's caches: features of an older vision encoder must never match.
+        names = [f"v{version}-{image_digest(content)}" for content in request.images]
+        prompt["multi_modal_uuids"] = {"image": names}
+    else:
+        prompt["type"] = "token"  # nothing left to pre-process, so vLLM skips its thread pool
+    if caches_prefixes(spec):
+        prompt["cache_salt"] = f"v{version}"  # an emptied cache is not enough: paused requests still hold their blocks
+    return prompt
+
+
 def to_vllm_sampling(sampling: SamplingParams, suppressed: Sequence[int] = ()) -> Any:
     """vLLM's own sampling parameters, every one set explicitly, for one sample (n = 1).
 
@@ -171,6 +218,16 @@ def to_vllm_sampling(sampling: SamplingParams, suppressed: Sequence[int] = ()) -
         include_stop_str_in_output=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
+
+
+def adapter_request(version: int) -> Any:
+    """vLLM's request for the adapter of a weight version.
+
+    Its name is a part of vLLM's keys of cached prefixes: under one name, blocks of older weights would match.
+    """
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(f"v{version}", ADAPTER_ID, ADAPTER_PATH)
 
 
 def expand_versions(spans: Sequence[Any] | None, length: int, current: int) -> list[int]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from openrlhf.agents.engine import EngineError, Generation
 from openrlhf.rollout.engine import EngineHealth
 from openrlhf.rollout.engine_spec import EngineSpec
-from openrlhf.rollout.images import decode_image, image_digest
 from openrlhf.rollout.requests import (
     EngineDownError,
     GenerateRequest,
@@ -25,9 +24,10 @@ from openrlhf.rollout.requests import (
     plain_ids,
 )
 from openrlhf.rollout.vllm.arguments import (
-    caches_prefixes,
+    adapter_request,
     environment,
     expand_versions,
+    to_vllm_prompt,
     to_vllm_sampling,
     vllm_args,
 )
@@ -55,6 +55,7 @@ GIVE_UP_TIMEOUT_S = 30.0
 LEFT_OVER_POLL_S = 0.01
 SHOWN_REQUESTS = 5
 START, FINISH = "start a weight push", "finish a weight push"
+INSTALL, RENEW = "take the adapter of a weight push", "go over to the weights of a push"
 
 T = TypeVar("T")
 
@@ -75,6 +76,7 @@ class VllmEngine:
         self._push_step_over = asyncio.Event()
         self._push_step_over.set()
         self._push_broke = False
+        self._adapter: Any = None
         self.version = 0
         self._llm: AsyncLLM | None = None
         self._numbers = itertools.count()
@@ -137,17 +139,7 @@ class VllmEngine:
         """One sample. Raises RequestRejectedError (this request's fault) or EngineDownError (the engine's)."""
         await self._ready_for(request.request_id)
         ids = plain_ids(request.request_id, self.name, request.token_ids)
-        prompt: dict[str, Any] = {"prompt_token_ids": ids}
-        if request.images:
-            prompt["multi_modal_data"] = {"image": [decode_image(content) for content in request.images]}
-            # Names for vLLM's caches: features of an older vision encoder must never match.
-            names = [f"v{self.version}-{image_digest(content)}" for content in request.images]
-            prompt["multi_modal_uuids"] = {"image": names}
-        else:
-            prompt["type"] = "token"  # nothing left to pre-process, so vLLM skips its thread pool
-        if caches_prefixes(self.spec):
-            # Cached prefixes of older weights must never match, also while paused requests still hold their blocks.
-            prompt["cache_salt"] = f"v{self.version}"
+        prompt = to_vllm_prompt(request, ids, self.spec, self.version)
         output = await self._run(
             prompt, lambda: to_vllm_sampling(request.sampling, self.spec.suppressed_token_ids), request.request_id
         )
@@ -177,7 +169,7 @@ class VllmEngine:
         self._live.add(unique)
         last = None
         try:
-            async for output in llm.generate(prompt, params(), unique):
+            async for output in llm.generate(prompt, params(), unique, lora_request=self._adapter):
                 last = output
         except EngineDeadError as error:
             raise EngineDownError(f"{self.name} died during request {request_id}: {error!r}") from error
@@ -311,14 +303,18 @@ class VllmEngine:
 
     async def finish_weight_update(self, version: int) -> None:
         """Last part of a push: the new weights become `version`."""
-        await self._push_step(FINISH, self._finish(version))
+        await self._push_step(FINISH, self.running_llm().finish_weight_update())
+        if self.spec.lora_rank:
+            await self._push_step(INSTALL, self.running_llm().collective_rpc("install_adapter"))
+        await self._push_step(RENEW, self._renew(version))
         self._unfit = ""
         self._end_push()
 
-    async def _finish(self, version: int) -> None:
-        await self.running_llm().finish_weight_update()
+    async def _renew(self, version: int) -> None:
         await self._set_version(version)
         await self._control("reset the prefix cache", self.running_llm().reset_prefix_cache())
+        if self.spec.lora_rank:
+            self._adapter = adapter_request(version)
 
     async def _leave_push(self) -> None:
         """Let workers finish that are still in a push: the last part never came, or only others failed to receive."""
@@ -338,7 +334,7 @@ class VllmEngine:
         try:
             return await self._control(what, call, PUSH_TIMEOUT_S)
         except BaseException as error:
-            self._push_broke = what in (START, FINISH)
+            self._push_broke = what in (START, FINISH, RENEW)
             self._end_push()
             if isinstance(error, Exception):
                 raise EngineDownError(f"{self.name} could not {what}: {error}") from error

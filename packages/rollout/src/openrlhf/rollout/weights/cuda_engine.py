@@ -6,6 +6,9 @@ ready for the next one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, cast
 
 from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine, IPCWeightTransferUpdateInfo
@@ -17,9 +20,42 @@ from vllm.distributed.weight_transfer.nccl_engine import (
 
 from openrlhf.rollout.weights.group import GROUP_TIMEOUT_S
 from openrlhf.rollout.weights.guard import GuardedGroup, bounded
+from openrlhf.rollout.weights.parts import AdapterParts, ModelWithAdapter
+from openrlhf.rollout.weights.wire import is_adapter
 
 
-class BoundedNcclEngine(NCCLWeightTransferEngine):
+class _ServesAdapter:
+    """What both receivers do beside vLLM's: the model is reloaded where it comes, an adapter is kept for the end."""
+
+    model: Any
+    _reloading = False
+
+    @cached_property
+    def parts(self) -> AdapterParts:
+        """Of the adapter, where the engine serves one."""
+        return AdapterParts()
+
+    def start_weight_update(self) -> None:
+        """Nothing before it is known what comes: a model that only gets an adapter stays as it is."""
+        self._reloading = False
+        self.parts.begin(with_base=False)
+
+    @contextmanager
+    def _receiving(self, names: Sequence[str]) -> Iterator[None]:
+        """While tensors of these names come; keeps back what belongs to an adapter."""
+        if not self._reloading and not all(map(is_adapter, names)):
+            cast(Any, super()).start_weight_update()
+            self._reloading = True
+            self.parts.begin(with_base=True)
+        model = self.model
+        self.model = ModelWithAdapter(model, self.parts)
+        try:
+            yield
+        finally:
+            self.model = model
+
+
+class BoundedNcclEngine(_ServesAdapter, NCCLWeightTransferEngine):
     """vLLM's nccl receiver. A trainer that never comes, or falls silent in a push, is an error after 15 seconds."""
 
     timeout_s = GROUP_TIMEOUT_S
@@ -38,7 +74,7 @@ class BoundedNcclEngine(NCCLWeightTransferEngine):
             raise RuntimeError("no weight group: init_weight_transfer must come before a push, and again after a fault")
         self.model_update_group = cast(Any, self._guard)
         try:
-            with self._guard.transfer():
+            with self._guard.transfer(), self._receiving(update_info.names):
                 super().receive_weights(update_info)
         except BaseException:
             self.shutdown()
@@ -51,7 +87,7 @@ class BoundedNcclEngine(NCCLWeightTransferEngine):
         self._guard = None
 
 
-class RestartableIpcEngine(IPCWeightTransferEngine):
+class RestartableIpcEngine(_ServesAdapter, IPCWeightTransferEngine):
     """vLLM's CUDA IPC receiver."""
 
     def receive_weights(self, update_info: IPCWeightTransferUpdateInfo) -> None:
@@ -62,7 +98,8 @@ class RestartableIpcEngine(IPCWeightTransferEngine):
         once vLLM resets them itself.
         """
         try:
-            super().receive_weights(update_info)
+            with self._receiving(update_info.names):
+                super().receive_weights(update_info)
         except BaseException:
             self.finish_weight_update()
             raise

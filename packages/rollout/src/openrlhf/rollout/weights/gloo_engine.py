@@ -14,7 +14,8 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import cached_property
+from typing import Any
 
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -29,6 +30,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from openrlhf.rollout.weights.group import GroupAddress, WeightGroup
+from openrlhf.rollout.weights.parts import AdapterParts
 from openrlhf.rollout.weights.wire import BucketPlan
 
 RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
@@ -62,6 +64,11 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
     update_info_cls = GlooUpdateInfo
     _group: WeightGroup | None = None
 
+    @cached_property
+    def parts(self) -> AdapterParts:
+        """Of the adapter, where the engine serves one."""
+        return AdapterParts()
+
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Join a group, leaving an older one. Raises RuntimeError when the others don't come in time."""
         self.shutdown()
@@ -90,6 +97,11 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         succeeded; it can still run a step without crashing, since every layer is back in its working state.
         """
         info = self.parse_update_info(update_info)
+        moves_base = BucketPlan.from_dict(info.plan).moves_base
+        self.parts.begin(with_base=moves_base)
+        if not moves_base:
+            self.receive_weights(info)
+            return
         with _packing_experts(self.model):
             initialize_layerwise_reload(self.model)
             try:
@@ -106,7 +118,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
             raise RuntimeError("no weight group: init_weight_transfer must come before a push, and again after a fault")
         try:
             plan = BucketPlan.from_dict(update_info.plan)
-            cast(Any, self.model).load_weights(self._group.receive(plan, update_info.version))
+            self.parts.load(self.model, self._group.receive(plan, update_info.version))
         except BaseException:
             self.shutdown()
             raise

@@ -17,6 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ADAPTER_PREFIX = "base_model.model."
+"""Begins the names of an adapter's tensors (peft's way); all others are those of a Hugging Face checkpoint."""
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a tensor of a push is a part of an adapter."""
+    return name.startswith(ADAPTER_PREFIX)
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -71,6 +79,11 @@ class BucketPlan:
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors)
+
+    @property
+    def moves_base(self) -> bool:
+        """Whether there is anything beside an adapter."""
+        return not all(is_adapter(t.name) for t in self.tensors)
 
     @cached_property
     def digest(self) -> int:
