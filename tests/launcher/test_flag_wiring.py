@@ -185,6 +185,9 @@ CALLED = {
     "ds.enable_sleep": "sleep(",
     "ds.tensor_parallel_size": "shard_layouts",
     "ds.packing_samples": "packed=True",
+    "ds.lora.rslora": "rslora-2",
+    "ds.lora.dora": "dora-2",
+    "ds.lora.save_merged": "-merged",
     "ds.use_universal_ckpt": "load_at_other_world",
 }
 """What a flag is called in the test of the part that honours it, where that is not the last part of its name."""

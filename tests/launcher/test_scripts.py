@@ -21,6 +21,7 @@ NAMES = {
     "serve_remote_rm",
     "train_dapo_ray_hybrid_engine",
     "train_dpo",
+    "train_lora_one_gpu",
     "train_on_policy_distill",
     "train_ppo_ray_hybrid_engine",
     "train_ppo_ray_slurm",

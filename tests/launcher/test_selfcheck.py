@@ -58,7 +58,7 @@ def test_what_a_cpu_can_run() -> None:
     cpu = [r.name for r in ROWS if not lacking(r, gpus=0, packages=())]
     learner = ["versions", "attention", "learner-step", "zero3", "determinism"]
     assert cpu == [*learner, "push-gloo", "push-shared", "engine-lost", "generation"]
-    packages = {"liger-kernel", "bitsandbytes"}
+    packages = {"liger-kernel", "bitsandbytes", "peft"}
     two = [r.name for r in ROWS if lacking(r, gpus=1, packages=packages)]
     assert two == ["push-nccl", "ranks", "tensor-parallel"]
     assert not [r for r in ROWS if lacking(r, gpus=2, packages=packages)]
@@ -66,7 +66,7 @@ def test_what_a_cpu_can_run() -> None:
 
 @pytest.mark.parametrize(("gpus", "minutes"), [(1, 5), (2, 8)])
 def test_all_rows_of_a_machine_end_in_time(gpus: int, minutes: int) -> None:
-    packages = {"liger-kernel", "bitsandbytes"}
+    packages = {"liger-kernel", "bitsandbytes", "peft"}
     rows = [r for r in ROWS if not lacking(r, gpus=gpus, packages=packages)]
     assert sum(r.bound_s for r in rows) <= 60 * minutes
     allowance, now = Allowance(gpus=gpus), 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from openrlhf.learner.modules import LearnerModule
 from openrlhf.learner.setup import training_device
 from openrlhf.learner.spec import LearnerSpec, Role
 from support.learner_models import save_tiny_model
+from support.learner_vision_cases import FAMILIES
+from support.vision_models import vision_model
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +54,31 @@ def test_all_linear_spares_embedding_and_head(model: Path) -> None:
     places = {name.split(".")[-4] for name in names}
     assert places == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     assert len(names) == 2 * 7 * 2
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        (("q_proj", "up_porj"), "up_porj: the model has no such module. Linear modules are q_proj, k_proj, v_proj, "),
+        (("all-linear", "q_proj"), "all-linear: stands alone"),
+        (("input_layernorm",), "is not supported"),
+    ],
+)
+def test_a_module_that_is_not_there_is_named_with_those_that_are(
+    model: Path, targets: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(ValueError, match=r"`ds\.lora\.target_modules`") as caught:
+        load(model, LoraConfig(rank=2, target_modules=targets))
+    assert words in str(caught.value)
+    assert "gate_proj, up_proj, down_proj, lm_head" in str(caught.value)
+
+
+def test_a_frozen_visual_encoder_gets_no_adapter(tmp_path: Path) -> None:
+    vision_model(FAMILIES[0]).save_pretrained(tmp_path)
+    places = {}
+    for frozen in (False, True):
+        ds = DsConfig(param_dtype="fp32", attn_implementation="sdpa", lora=LoraConfig(rank=2))
+        spec = LearnerSpec(role=Role.POLICY, model_path=str(tmp_path), ds=ds, optim=OptimConfig())
+        module = load_module(replace(spec, freeze_visual_encoder=frozen), training_device())
+        places[frozen] = {"visual" in name or "vision" in name for name in trained_names(module)}
+    assert places == {False: {False, True}, True: {False}}

@@ -323,6 +323,25 @@ CASES = [
     ("--ds.lora.rank 8 --ds.deepcompile", "ds.deepcompile", "keeps them on", "--ds.lora.rank 8"),
     ("--ds.lora.rank 8 --actor.optim muon", "actor.optim", "only factors", "--ds.lora.rank 8"),
     ("--ds.lora.rank 8 --ref.sync_steps 2", "ref.sync_steps", "stays as it is", "--ds.lora.rank 8"),
+    (
+        "--ds.lora.rank 8 --ds.lora.dora --vllm.lora_push adapter",
+        "vllm.lora_push",
+        "vLLM serves no DoRA",
+        "--ds.lora.rank 8 --ds.lora.dora --vllm.lora_push merged",
+    ),
+    ("--ds.lora.dora", "ds.lora.rank", "no adapters", "--ds.lora.dora --ds.lora.rank 8"),
+    (
+        "--ds.lora.rank 8 --ds.lora.dora --ds.zero_stage 3",
+        "ds.lora.dora",
+        "in parts",
+        "--ds.lora.rank 8 --ds.lora.dora",
+    ),
+    (
+        "--ds.lora.rank 8 --ds.load_in_4bit --ds.lora.save_merged",
+        "ds.lora.save_merged",
+        "with lora_combiner",
+        "--ds.lora.rank 8 --ds.lora.save_merged",
+    ),
     ("--ds.load_in_4bit", "ds.lora.rank", "cannot be trained", "--ds.load_in_4bit --ds.lora.rank 8"),
     (
         "--ds.load_in_4bit --ds.lora.rank 8 --ds.param_dtype fp32 --ds.attn_implementation sdpa",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from openrlhf.core.config import PolicyLossConfig
-from openrlhf.learner.config import DsConfig, OptimConfig, TrainBatchConfig
+from openrlhf.learner.config import DsConfig, LoraConfig, OptimConfig, TrainBatchConfig
 from openrlhf.learner.learner import Learner
 from openrlhf.learner.objective import PolicyObjective
 from openrlhf.learner.spec import LearnerSpec, Role
@@ -40,7 +40,15 @@ def held_memory(rank: int, world: int, folder: Path) -> dict[int, dict[str, int]
     return {stage: _measure(folder / "quickstart", stage) for stage in STAGES}
 
 
-def _measure(model: Path, stage: int) -> dict[str, int]:
+LORA = LoraConfig(rank=8)
+
+
+def held_with_adapters(rank: int, world: int, folder: Path) -> dict[int, dict[str, int]]:
+    """The same of a model with adapters."""
+    return {stage: _measure(folder / "quickstart", stage, LORA) for stage in STAGES}
+
+
+def _measure(model: Path, stage: int, lora: LoraConfig | None = None) -> dict[str, int]:
     batch = make_batch()
     # A number format for sums of gradients, even the same one, has them reduced after every micro-batch as on GPUs.
     sums = "fp32" if stage == 2 else None
@@ -49,7 +57,13 @@ def _measure(model: Path, stage: int) -> dict[str, int]:
         LearnerSpec(
             role=Role.POLICY,
             model_path=str(model),
-            ds=DsConfig(zero_stage=stage, param_dtype="fp32", grad_accum_dtype=sums, attn_implementation="sdpa"),
+            ds=DsConfig(
+                zero_stage=stage,
+                param_dtype="fp32",
+                grad_accum_dtype=sums,
+                attn_implementation="sdpa",
+                lora=lora or LoraConfig(),
+            ),
             optim=OptimConfig(lr_scheduler="constant"),
             batch=TrainBatchConfig(micro_batch_size=3),
             max_optimizer_steps=10,
@@ -75,4 +89,4 @@ def _measure(model: Path, stage: int) -> dict[str, int]:
     return held
 
 
-CASES: dict[str, Case] = {"held_memory": held_memory}
+CASES: dict[str, Case] = {"held_memory": held_memory, "held_with_adapters": held_with_adapters}

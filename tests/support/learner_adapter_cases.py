@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from openrlhf.learner.config import AdamConfig, LoraConfig, ModelConfig, OptimConfig
 from openrlhf.learner.learner import Learner
+from openrlhf.learner.objective import ValueObjective
 from openrlhf.learner.spec import LearnerSpec, Role
-from support.learner_ranks import Case
+from support.learner_models import make_batch
+from support.learner_ranks import Case, result_file, wait_for
 from support.learner_sharing_cases import sharing_batch
 from support.learner_state_cases import resume_one
 from support.learner_step_cases import OBJECTIVE, capture_gradients, make_spec, share
@@ -98,8 +101,97 @@ def resume_adapters(rank: int, world: int, folder: Path) -> dict[str, Any]:
     }
 
 
+KINDS = {
+    "plain": LORA,
+    "rslora": replace(LORA, rslora=True),
+    "dora": replace(LORA, dora=True, target_modules=("q_proj", "up_proj")),
+}
+
+
+def trained(folder: Path, rank: int, world: int, *, role: Role = Role.POLICY, **changes: Any) -> Learner:
+    """After two steps, with an average."""
+    spec = with_adapters(folder, role=role, optim=FAST, **changes)
+    learner = Learner(replace(spec, batch=replace(spec.batch, enable_ema=True, ema_beta=0.5)))
+    objective = ValueObjective() if role is Role.CRITIC else OBJECTIVE
+    for step in range(2):
+        learner.update(share(make_batch(seed=step), [0, 1, 2, 3, 4], rank, world), objective)
+    return learner
+
+
+def export_adapters(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """Kind and stage -> scores and averages of what was exported as an adapter and merged."""
+    results: dict[str, Any] = {}
+    for kind, lora in KINDS.items():
+        for stage in (2,) if kind == "dora" else (2, 3):
+            learner = trained(folder, rank, world, stage=stage, lora=lora)
+            path = folder / f"adapter-{kind}-{stage}"
+            learner.export_hf(str(path))
+            learner.spec = replace(learner.spec, ds=replace(learner.spec.ds, lora=replace(lora, save_merged=True)))
+            learner.export_hf(f"{path}-merged")
+            assert learner.ema is not None
+            results[f"{kind}-{stage}"] = {
+                "logprobs": learner.score(make_batch(3, seed=9)).logprobs,
+                "adapters": sum(".lora_" in name for name in raw(learner)),
+                "ema": learner.ema.full_state(),
+            }
+    critic = trained(folder, rank, world, role=Role.CRITIC, stage=3)
+    critic.export_hf(str(folder / "adapter-critic"))
+    results["critic"] = {"values": critic.score(make_batch(3, seed=9)).values}
+    return results
+
+
+def save_adapters(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """Two steps, a checkpoint that fits other numbers of ranks, and the metrics of the steps that follow."""
+    from openrlhf.learner.universal import main
+
+    results = {}
+    for stage in (2, 3):
+        learner = trained(folder, rank, world, stage=stage)
+        path = folder / f"universal-adapters-{stage}"
+        learner.save_checkpoint(str(path))
+        dist.barrier()
+        size = sum(file.stat().st_size for file in (path / "deepspeed").iterdir())
+        if rank == 0:
+            main([str(path)])
+        dist.barrier()
+        results[f"stage{stage}"] = {"bytes": size, "metrics": following_steps(learner, rank, world)}
+    return results
+
+
+def following_steps(learner: Learner, rank: int, world: int) -> list[Any]:
+    return [
+        learner.update(share(make_batch(seed=step), [0, 1, 2, 3, 4], rank, world), OBJECTIVE) for step in range(2, 4)
+    ]
+
+
+def load_adapters(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """The same steps with one rank instead of two; and what does not fit."""
+    wait_for(result_file(folder, "lora_save", 2, 0))
+    results: dict[str, Any] = {}
+
+    def load(stage: int, lora: LoraConfig = LORA) -> Learner:
+        spec = with_adapters(folder, stage=stage, optim=FAST, lora=lora)
+        ds = replace(spec.ds, use_universal_ckpt=True)
+        learner = Learner(replace(spec, ds=ds, batch=replace(spec.batch, enable_ema=True, ema_beta=0.5)))
+        learner.load_checkpoint(str(folder / f"universal-adapters-{stage}"))
+        return learner
+
+    for stage in (2, 3):
+        learner = load(stage)
+        results[f"stage{stage}"] = {"steps": learner.optimizer_steps, "metrics": following_steps(learner, rank, world)}
+    for name, changed in (("rank", {"rank": 8}), ("alpha", {"alpha": 7}), ("targets", {"target_modules": ("q_proj",)})):
+        try:
+            load(2, replace(LORA, **changed))
+        except ValueError as error:
+            results[name] = str(error)
+    return results
+
+
 CASES: dict[str, Case] = {
     "lora_reference": reference,
     "lora_checkpointing": checkpointing,
     "lora_resume": resume_adapters,
+    "lora_exports": export_adapters,
+    "lora_save": save_adapters,
+    "lora_load": load_adapters,
 }

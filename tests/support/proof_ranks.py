@@ -34,7 +34,7 @@ from openrlhf.launcher.ranks.roles import CriticRank, PolicyRank
 from openrlhf.launcher.samples import Group, SampleInfo
 from openrlhf.launcher.trainer.plan import cut_mini_batches, split_over_ranks
 from openrlhf.launcher.trainer.shaping import shape_groups
-from openrlhf.learner.config import AdamConfig, DsConfig, OptimConfig, TrainBatchConfig
+from openrlhf.learner.config import AdamConfig, DsConfig, LoraConfig, OptimConfig, TrainBatchConfig
 from openrlhf.learner.learner import Learner
 from openrlhf.learner.setup import init_distributed
 from openrlhf.learner.spec import LearnerSpec, Role
@@ -51,15 +51,18 @@ POLICY_LR, CRITIC_LR = 5e-4, 1e-3
 
 @dataclass(frozen=True)
 class Case:
-    """One training run."""
+    """One training run. lora: rank of adapters, 0 trains all weights; faster: by how much more they learn at a time."""
 
     estimator: str
     loss: str
     seed: int
+    lora: int = 0
+    faster: float = 10.0
+    kl_coef: float = 0.0
 
     @property
     def name(self) -> str:
-        return f"{self.estimator}-{self.loss}-{self.seed}"
+        return f"{self.estimator}-{self.loss}-{self.seed}" + (f"-lora{self.lora}" if self.lora else "")
 
 
 class Sampler:
@@ -154,18 +157,19 @@ R = TypeVar("R", PolicyRank, CriticRank)
 def build_rank(kind: type[R], case: Case, model_path: str) -> R:
     """This rank's policy or critic."""
     role = Role.CRITIC if kind is CriticRank else Role.POLICY
-    lr = CRITIC_LR if role is Role.CRITIC else POLICY_LR
+    lr = (CRITIC_LR if role is Role.CRITIC else POLICY_LR) * (case.faster if case.lora else 1.0)
+    lora = LoraConfig(rank=case.lora, alpha=2 * case.lora) if case.lora else LoraConfig()
     spec = LearnerSpec(
         role=role,
         model_path=model_path,
-        ds=DsConfig(zero_stage=2, param_dtype="fp32", attn_implementation="sdpa"),
+        ds=DsConfig(zero_stage=2, param_dtype="fp32", attn_implementation="sdpa", lora=lora),
         optim=OptimConfig(adam=AdamConfig(lr=lr)),
         batch=TrainBatchConfig(micro_batch_size=32, batch_size=TRAIN_BATCH, seed=case.seed),
         max_optimizer_steps=STEPS * PROMPTS * SAMPLES // TRAIN_BATCH,
         score_micro_batch_size=64,
     )
     config = RankConfig(
-        algo=AlgoConfig(advantage=AdvantageConfig(estimator=case.estimator), kl=KLConfig(init_coef=0.0)),
+        algo=AlgoConfig(advantage=AdvantageConfig(estimator=case.estimator), kl=KLConfig(init_coef=case.kl_coef)),
         policy_loss=PolicyLossConfig(policy_loss_type=case.loss),
         value_clip=0.5,
         max_len=64,
@@ -220,8 +224,10 @@ class Run:
         self.rewards.append(shaped.metrics["train/reward"])
         cut = cut_mini_batches(shaped.samples, batch_size=TRAIN_BATCH, seed=self.case.seed, step=step)
         shares = [split_over_ranks(batch, self.world_size, hidden_size=64)[self.rank] for batch in cut]
-        prepared = prepare_here(shares, policy=self.policy, critic=self.critic)
-        update_here(prepared, list(range(len(shares))), policy=self.policy, critic=self.critic)
+        kl_coef, base = self.case.kl_coef, self.policy if self.case.kl_coef > 0 else None
+        prepared = prepare_here(shares, policy=self.policy, critic=self.critic, reference=base, kl_coef=kl_coef)
+        order = list(range(len(shares)))
+        update_here(prepared, order, policy=self.policy, critic=self.critic, kl_coef=kl_coef)
 
 
 def run_cases(rank: int, world_size: int, port: int, model_path: str, cases: Sequence[Case], results: Path) -> None:

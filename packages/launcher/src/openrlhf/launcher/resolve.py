@@ -193,6 +193,8 @@ def adapter_problem(c: P) -> str:
     """Why the engines cannot serve the adapter that is trained; empty when they can."""
     if c.vllm.engine_class != VLLM_ENGINE:
         return "only vLLM's engines are known to serve adapters"
+    if c.ds.lora.dora:
+        return "vLLM serves no DoRA adapters"
     return no_room_for_adapter(c.actor.model_name_or_path or "", adapter_targets(c), c.ds.lora.rank)
 
 

@@ -13,7 +13,8 @@ from types import MappingProxyType
 _SAME = """
 agent.max_concurrency agent.max_turns agent.num_workers agent.timeout ds.attn_implementation
 ds.backend ds.deepcompile ds.lora.dropout
-ds.grad_accum_dtype ds.load_in_4bit ds.lora.rank ds.lora.target_modules ds.packing_samples ds.param_dtype
+ds.grad_accum_dtype ds.load_in_4bit ds.lora.alpha ds.lora.dora ds.lora.rank ds.lora.rslora
+ds.lora.save_merged ds.lora.target_modules ds.packing_samples ds.param_dtype
 ds.ring_attn_size ds.tensor_parallel_size ds.use_liger_kernel ds.use_universal_ckpt ds.value_head_prefix ds.zero_stage
 reward.timeout
 """

@@ -91,11 +91,17 @@ class LoraConfig:
     rank: int = 0
     """Adapter rank; 0 trains the full weights."""
     alpha: int = 16
-    """Adapter scale."""
+    """Adapter scale: what an adapter adds is multiplied by alpha / rank."""
     target_modules: tuple[str, ...] = ("all-linear",)
-    """Modules that get an adapter."""
+    """Modules that get an adapter: ends of their names, or all-linear (every linear layer but the head)."""
     dropout: float = 0.0
-    """Adapter dropout."""
+    """Adapter dropout, in training only."""
+    rslora: bool = False
+    """Multiply by alpha / sqrt(rank) instead (rsLoRA), so that a higher rank learns no slower."""
+    dora: bool = False
+    """Train the length of every row beside its direction (DoRA). Not with --ds.zero_stage 3."""
+    save_merged: bool = False
+    """Export the whole model with the adapters merged into it, instead of the adapter alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,8 @@ def ds_conflicts(ds: DsConfig, *, trained: bool) -> Iterator[Conflict]:
     if ds.load_in_4bit and ds.zero_stage == 3:
         problem = "stage 3 cannot partition 4-bit weights"
         yield Conflict(("ds.load_in_4bit", "ds.zero_stage"), problem, "`ds.zero_stage` 2")
+    if trained:
+        yield from _adapters(ds)
     if ds.param_dtype == "fp16" and ds.zero_stage == 0:
         problem = "fp16 needs loss scaling, which stage 0 lacks"
         yield Conflict(("ds.param_dtype", "ds.zero_stage"), problem, "`ds.zero_stage` 1, 2 or 3")
@@ -39,6 +41,16 @@ def ds_conflicts(ds: DsConfig, *, trained: bool) -> Iterator[Conflict]:
         yield from _accumulation(ds)
     if ds.tensor_parallel_size > 1:
         yield from _tensor_parallel(ds)
+
+
+def _adapters(ds: DsConfig) -> Iterator[Conflict]:
+    if ds.lora.dora and ds.zero_stage == 3:
+        problem = "DoRA measures whole weights, which stage 3 has in parts"
+        yield Conflict(("ds.lora.dora", "ds.zero_stage"), problem, "`ds.zero_stage` 2, or leave `ds.lora.dora` out")
+    if ds.lora.save_merged and ds.load_in_4bit:
+        problem = "merged into 4-bit weights an adapter is lost in their rounding"
+        fix = "export the adapter, and merge it into the base as it came with lora_combiner"
+        yield Conflict(("ds.lora.save_merged", "ds.load_in_4bit"), problem, fix)
 
 
 def _accumulation(ds: DsConfig) -> Iterator[Conflict]:

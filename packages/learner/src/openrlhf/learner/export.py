@@ -10,28 +10,38 @@ from torch import Tensor
 from openrlhf.learner.collective import rank_and_world
 from openrlhf.learner.engine import TrainingEngine
 from openrlhf.learner.folders.publish import publish
+from openrlhf.learner.lora_stream import streamed
 from openrlhf.learner.modules import LearnerModule
 from openrlhf.learner.settings_files import save_model, write_generation_config, write_tokenizer
-from openrlhf.learner.weights import GATHER_BYTES, buckets
 
 
-def full_state_dict(engine: TrainingEngine) -> dict[str, Tensor] | None:
-    """All parameters and persistent buffers, whole, on the CPU, on rank 0; None elsewhere. Collective."""
+def full_states(
+    engine: TrainingEngine, averages: dict[str, Tensor] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """All parameters and persistent buffers, whole, on the CPU: live, and with averages in the place of some.
+
+    Adapters are merged into the weights that they belong to. Both are empty but on rank 0, and the second without
+    averages. Collective.
+    """
     module, first = engine.module, rank_and_world()[0] == 0
-    state: dict[str, Tensor] = {}
-    for bucket in buckets(engine, GATHER_BYTES, skip_frozen=False, wanted=first):
-        state.update((name, tensor.detach().to("cpu", copy=True)) for name, tensor in bucket)
-    if not first:
-        return None
-    for name, parameter in module.named_parameters():
-        got, want = tuple(state[module.hf_name(name)].shape), engine.full_shape(parameter)
-        if got != want:
-            raise RuntimeError(f"{name} was gathered with shape {got}, should be {want}")
-    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    for name, tensor in module.state_dict().items():
-        if name not in parameters:
-            state[module.hf_name(name)] = tensor.detach().cpu()
-    return state
+    names = {id(p): module.hf_name(name) for name, p in module.named_parameters()}
+    live: dict[str, Tensor] = {}
+    smooth: dict[str, Tensor] = {}
+    items = streamed(module, skip_frozen=False)
+    for item, whole in zip(items, engine.whole((item.parameters for item in items), wanted=first), strict=True):
+        for parameter, tensor in zip(item.parameters, whole, strict=first):
+            got, want = tuple(tensor.shape), engine.full_shape(parameter)
+            if got != want:
+                raise RuntimeError(f"{names[id(parameter)]} was gathered with shape {got}, should be {want}")
+        if first:
+            live[item.name] = item.make(whole).detach().to("cpu", copy=True)
+        if averages is not None:
+            found = (averages.get(names[id(p)]) for p in item.parameters)
+            places = [t if a is None else a.to(t) for t, a in zip(whole, found, strict=True)]
+            smooth[item.name] = item.make(places).detach().to("cpu", copy=True)
+    known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    buffers = {module.hf_name(n): t.detach().cpu() for n, t in module.state_dict().items() if n not in known}
+    return (live | buffers if first else {}), (smooth | buffers if averages is not None else {})
 
 
 def export_hf(
@@ -51,13 +61,12 @@ def export_hf(
     of) the weights, written beside the live model, in `<path>/ema`. trial: everything is written and removed again.
     A critic or reward model keeps its head under its name, which the configuration records.
     """
-    state = full_state_dict(engine)
-    if state is None:
+    live, smooth = full_states(engine, averages)
+    if not live:
         return
     with publish(path, trial=trial) as folder:
-        _write(engine.module, dict(state), tokenizer, folder, source)
-        if averages is not None:
-            smooth = {name: averages.get(name, tensor).to(tensor.dtype) for name, tensor in state.items()}
+        _write(engine.module, live, tokenizer, folder, source)
+        if smooth:
             _write(engine.module, smooth, tokenizer, folder / "ema", source)
 
 

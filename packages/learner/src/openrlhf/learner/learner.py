@@ -328,7 +328,7 @@ class Learner:
         """Write a Hugging Face folder: safetensors, configuration, and the model's own small files as they came.
 
         With a moving average it is written too, as a model of its own in `<path>/ema`. Of a model with adapters only
-        those are written. Files in `path` that no run wrote stay.
+        those are written, unless `ds.lora.save_merged`. Files in `path` that no run wrote stay.
         """
         self._export(path, tokenizer, trial=False)
 
@@ -343,12 +343,10 @@ class Learner:
             raise ValueError(f"the export to {path!r}, tried before training, fails: {error}") from error
 
     def _export(self, path: str, tokenizer: Any, *, trial: bool) -> None:
-        source = self.spec.model_path
-        if has_adapters(self.module):
-            export_adapters(self._engine, path, tokenizer, base=source, trial=trial)
-        else:
-            averages = None if self.ema is None else self.ema.full_state()
-            export_hf(self._engine, path, tokenizer, source=source, averages=averages, trial=trial)
+        averages = None if self.ema is None else self.ema.full_state()
+        alone = has_adapters(self.module) and not self.spec.ds.lora.save_merged
+        write = export_adapters if alone else export_hf
+        write(self._engine, path, tokenizer, source=self.spec.model_path, averages=averages, trial=trial)
         self.collective.barrier()
 
     # -- between phases and runs

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from openrlhf.learner.collective import rank_and_world
 from openrlhf.learner.config import LoraConfig
@@ -23,29 +25,64 @@ from openrlhf.learner.weights import GATHER_BYTES, buckets
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 REWARD = "reward_model.json"
 """Beside the adapter of a reward model: the mean and std of its rewards, which its base does not know."""
+ALL = "all-linear"
 HEAD = "score"
 """The name under which an adapter holds a scalar head: that of transformers' sequence classification."""
 
 
-def add_adapters(model: Any, config: LoraConfig) -> None:
+def add_adapters(model: Any, config: LoraConfig, *, within: nn.Module | None = None) -> None:
     """Put adapters into the model and freeze its own weights.
 
+    within: the part of the model that gets some, beside the output layer; None: all of it.
     The model keeps its class and the names of its modules. Raises ValueError when peft is missing or knows no such
     module.
     """
     peft = import_peft()
-    targets: Any = list(config.target_modules)
+    targets = list(config.target_modules)
+    _check_targets(model, targets)
+    outside: list[str] = []
+    if within is not None:
+        inside = {id(part) for part in (*within.modules(), model.get_output_embeddings())}
+        outside = [name for name, part in model.named_modules() if name and id(part) not in inside]
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
-        target_modules="all-linear" if targets == ["all-linear"] else targets,
+        target_modules=ALL if targets == [ALL] else targets,
+        exclude_modules=outside or None,
         bias="none",
+        use_rslora=config.rslora,
+        use_dora=config.dora,
     )
     try:
-        peft.inject_adapter_in_model(settings, model, adapter_name=ADAPTER)
+        with warnings.catch_warnings():  # it sets the option by itself where a layer is one of GPT-2's
+            warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
+            peft.inject_adapter_in_model(settings, model, adapter_name=ADAPTER)
     except ValueError as error:
-        raise ValueError(f"`ds.lora.target_modules` {' '.join(targets)}: {error}") from error
+        there = f"linear ones are {', '.join(_linear_names(model))}"
+        raise ValueError(f"`ds.lora.target_modules` {' '.join(targets)}: {error}; {there}") from error
+
+
+def _check_targets(model: Any, targets: list[str]) -> None:
+    """peft itself is content when one of several names leads to a module."""
+    if targets == [ALL]:
+        return
+    names = [name for name, _ in model.named_modules()]
+    unknown = [t for t in targets if not any(name == t or name.endswith(f".{t}") for name in names)]
+    if unknown:
+        kind = "stands alone" if ALL in unknown else "the model has no such module"
+        raise ValueError(
+            f"`ds.lora.target_modules` {' '.join(unknown)}: {kind}. Linear modules are "
+            f"{', '.join(_linear_names(model))}; {ALL} takes all of them but the head"
+        )
+
+
+def _linear_names(model: Any) -> list[str]:
+    """The last parts of the names of all linear modules, in their order."""
+    from transformers.pytorch_utils import Conv1D  # a linear layer as GPT-2 has them
+
+    linear = (nn.Linear, Conv1D)
+    return list(dict.fromkeys(name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, linear)))
 
 
 def has_adapters(module: LearnerModule) -> bool:
@@ -77,30 +114,48 @@ def _adapter_layers(module: LearnerModule) -> list[Any]:
     return [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
 
 
-def export_adapters(engine: TrainingEngine, path: str, tokenizer: Any, *, base: str, trial: bool = False) -> None:
+def export_adapters(
+    engine: TrainingEngine,
+    path: str,
+    tokenizer: Any,
+    *,
+    source: str,
+    averages: dict[str, Tensor] | None = None,
+    trial: bool = False,
+) -> None:
     """Write the adapters (and a scalar head) as a peft folder; of what is there only an earlier export is replaced.
 
-    Collective; rank 0 writes. base: the model that they belong to. trial: everything is written and removed again.
+    Collective; rank 0 writes. source: the model that they belong to. averages: the moving average of what is trained,
+    written beside it as an adapter of its own, in `<path>/ema`. trial: everything is written and removed again.
     """
-    module, state = engine.module, adapter_state(engine)
+    state = adapter_state(engine)
     if not state:
         return
+    with publish(path, trial=trial) as folder:
+        _write_adapter(engine.module, state, folder, tokenizer, source)
+        if averages is not None:
+            named = {_peft_name(engine.module, name): tensor for name, tensor in averages.items()}
+            smooth = {name: named[name].to(tensor.dtype).contiguous() for name, tensor in state.items()}
+            (folder / "ema").mkdir()
+            _write_adapter(engine.module, smooth, folder / "ema", tokenizer, source)
+
+
+def _write_adapter(module: LearnerModule, state: dict[str, Tensor], folder: Path, tokenizer: Any, source: str) -> None:
     from safetensors.torch import save_file
 
-    settings = module.model.peft_config[ADAPTER]
-    settings.base_model_name_or_path = base
+    settings = copy(module.model.peft_config[ADAPTER])
+    settings.base_model_name_or_path = source
     settings.inference_mode = True
     settings.task_type = "SEQ_CLS" if module.scalar else "CAUSAL_LM"
     settings.modules_to_save = [HEAD] if module.scalar else None
-    with publish(path, trial=trial) as folder:
-        settings.save_pretrained(str(folder))
-        save_file(state, str(folder / WEIGHTS), {"format": "pt"})
-        if module.scalar:
-            config = module.model.config
-            values = {"mean": getattr(config, "mean", None), "std": getattr(config, "std", None)}
-            (folder / REWARD).write_text(json.dumps(values) + "\n")
-        if tokenizer is not None:
-            write_tokenizer(tokenizer, folder)
+    settings.save_pretrained(str(folder))
+    save_file(state, str(folder / WEIGHTS), {"format": "pt"})
+    if module.scalar:
+        config = module.model.config
+        values = {"mean": getattr(config, "mean", None), "std": getattr(config, "std", None)}
+        (folder / REWARD).write_text(json.dumps(values) + "\n")
+    if tokenizer is not None:
+        write_tokenizer(tokenizer, folder)
 
 
 def adapter_state(engine: TrainingEngine) -> dict[str, Tensor]:

@@ -48,7 +48,7 @@ def load_module(
             scalar_head = build_head(config.get_text_config().hidden_size, weights, spec).to(_head_dtype(spec))
     _prepare(model, spec)
     if spec.trained and spec.ds.lora.rank > 0:
-        add_adapters(model, spec.ds.lora)
+        add_adapters(model, spec.ds.lora, within=model.get_decoder() if spec.freeze_visual_encoder else None)
     module = LearnerModule(
         model,
         scalar_head or token_head(model),

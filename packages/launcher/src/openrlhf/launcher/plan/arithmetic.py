@@ -159,8 +159,12 @@ def forwards(c: TrainPPOConfig) -> list[str]:
 
 
 def weight_sync(c: TrainPPOConfig, shape: ModelShape) -> Sync:
-    """Bytes that one weight push sends to each engine (all parameters; frozen ones only in the first push)."""
-    size = shape.parameters * ITEMSIZE[c.ds.param_dtype]
+    """Bytes that one weight push sends to each engine: all parameters, or adapters alone.
+
+    The first push always sends all, those after it what is trained.
+    """
+    count = shape.adapter_parameters(c.ds.lora) if c.vllm.lora_push == "adapter" else shape.parameters
+    size = count * ITEMSIZE[c.ds.param_dtype]
     return Sync(
         backend=c.vllm.sync_backend,
         bytes=size,

@@ -25,6 +25,10 @@ ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "float
 MASTER, MOMENT = 4, 4
 """Bytes per parameter of the fp32 copy that ZeRO 1-3 steps on (in fp32 training too), and of one moment."""
 
+FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes per weight of 4-bit NormalFloat: half a byte, and per 64 weights a scale in 8 bits, which 256 of them share a
+float32 scale for (arXiv:2305.14314, section 3)."""
+
 PERSISTENT = 10**5
 """Elements up to which ZeRO-3 leaves a parameter whole on every rank once it was needed: DeepSpeed's own default."""
 
@@ -66,8 +70,8 @@ def memory(c: TrainPPOConfig, shapes: dict[str, ModelShape], budget: Budget) -> 
                 found += _engine(c, shapes[Role.POLICY], str(group), budget)
             else:
                 found += _model(c, shapes[member], str(group), Role(member))
-            if member == Role.POLICY and Role.REFERENCE in shapes:
-                found += _taught(c, shapes[Role.REFERENCE], str(group))
+            if member == Role.POLICY and c.has_reference:
+                found += _taught(c, shapes.get(Role.REFERENCE, shapes[Role.POLICY]), str(group))
     return found
 
 
@@ -111,6 +115,13 @@ def rank_parameters(shape: ModelShape, tensor_parallel: int) -> int:
     return shape.parameters - matrices + math.ceil(matrices / tensor_parallel)
 
 
+def base_bytes(shape: ModelShape, *, stage: int, itemsize: int, world: int) -> int:
+    """Frozen weights in 4 bits: the matrices of the layers (not of experts); the rest stays in `itemsize`."""
+    packed = shape.layers * sum(a * b for sizes in shape.linear.values() for a, b in sizes)
+    rest = parameter_bytes(shape.parameters - packed, stage=stage, itemsize=itemsize, world=world)
+    return math.ceil(FOUR_BIT * packed) + rest
+
+
 def tokens_per_forward(c: TrainPPOConfig, phase: str) -> int:
     """Tokens of the largest micro-batch of a phase: the budget of a tensor-parallel group, or full-length samples."""
     if c.train.dynamic_batch_enable:
@@ -149,7 +160,10 @@ def _model(c: TrainPPOConfig, shape: ModelShape, group: str, role: Role) -> list
     def part(name: str, size: int, phases: tuple[str, ...]) -> Component:
         return Component(group=group, role=SECTIONS[role], name=name, bytes=size, phases=phases)
 
-    found = [part("parameters", parameter_bytes(count, stage=stage, itemsize=itemsize, world=world), here)]
+    size = parameter_bytes(count, stage=stage, itemsize=itemsize, world=world)
+    if c.ds.load_in_4bit:
+        size = base_bytes(shape, stage=stage, itemsize=itemsize, world=world)
+    found = [part("parameters", size, here)]
     if small := persistent_bytes(shape, stage=stage, itemsize=itemsize):
         found.append(part("small parameters", small, between))
     tokens = tokens_per_forward(c, EXPERIENCE)
@@ -157,6 +171,10 @@ def _model(c: TrainPPOConfig, shape: ModelShape, group: str, role: Role) -> list
     if role.is_language_model:
         found.append(part("logits", logit_bytes(tokens, shape.vocab), (EXPERIENCE,)))
     if isinstance(own, ActorConfig | CriticConfig):
+        if c.ds.lora.rank > 0:
+            count = shape.adapter_parameters(c.ds.lora) + (0 if role.is_language_model else shape.hidden)
+            size = parameter_bytes(count, stage=stage, itemsize=itemsize, world=world)
+            found.append(part("adapters", size, PHASES))
         found += _training(c, own, shape, part_of=(group, role), count=count, world=world)
     return found
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from openrlhf.learner.config import LoraConfig
+
 EXACT = frozenset({"qwen3", "qwen2", "llama", "mistral", "qwen3_moe", "mixtral", "gpt2"})
 """Model types whose parameters are counted exactly; others are counted as Llama, which is close for decoders."""
 
@@ -63,6 +65,45 @@ class ModelShape:
         if self.experts:
             return *attention, self.hidden * self.experts, 2 * self.experts * wide, self.experts * wide
         return *attention, wide, wide, wide
+
+    @property
+    def linear(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """Inputs and outputs of one layer's linear modules, by the last part of their name; experts are none."""
+        hidden, query, key, wide = self.hidden, self.query_size, self.kv_size, self.intermediate
+        if self.model_type == "gpt2":
+            return {
+                "c_attn": ((hidden, query + 2 * key),),
+                "c_proj": ((query, hidden), (wide, hidden)),
+                "c_fc": ((hidden, wide),),
+            }
+        attention = {
+            "q_proj": ((hidden, query),),
+            "k_proj": ((hidden, key),),
+            "v_proj": ((hidden, key),),
+            "o_proj": ((query, hidden),),
+        }
+        if self.experts:
+            return attention
+        return attention | {
+            "gate_proj": ((hidden, wide),),
+            "up_proj": ((hidden, wide),),
+            "down_proj": ((wide, hidden),),
+        }
+
+    def adapter_parameters(self, lora: LoraConfig) -> int:
+        """Parameters of all adapters: two factors per module, with DoRA also the lengths of its rows."""
+        known = self.linear
+        once = {"lm_head": ((self.hidden, self.vocab),), "embed_tokens": ((self.vocab, self.hidden),)}
+        names = (
+            list(known)
+            if lora.target_modules == ("all-linear",)
+            else [n.rpartition(".")[2] for n in lora.target_modules]
+        )
+        sizes = {True: 0, False: 0}
+        for name in dict.fromkeys(names):
+            for inputs, outputs in known.get(name) or once.get(name, ()):
+                sizes[name in known] += lora.rank * (inputs + outputs) + (outputs if lora.dora else 0)
+        return self.layers * sizes[True] + sizes[False]
 
     @property
     def vectors(self) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ def adapters(c: C, m: Machine) -> Found:
     """Options of adapters that are off, or that make none."""
     lora, default = c.ds.lora, LoraConfig()
     if lora.rank == 0:
-        for name in ("alpha", "dropout", "target_modules"):
+        for name in ("alpha", "dropout", "target_modules", "rslora", "dora", "save_merged"):
             if getattr(lora, name) != getattr(default, name):
                 problem = "there are no adapters"
                 yield broken(c, f"ds.lora.{name} ds.lora.rank", problem, "--ds.lora.rank 16")

@@ -25,6 +25,8 @@ from openrlhf.learner.supervised_objectives import SftObjective
 STEPS = 4
 SAME_LOSS = {"fp32": 1e-4, "bf16": 2e-2}
 """Relative difference allowed between losses of the same steps taken in two ways."""
+SAME_REFERENCE = 1e-6
+"""Difference allowed between log-probs of one model at two times."""
 MIB = 1 << 20
 
 
@@ -201,10 +203,45 @@ def liger(folder: Path) -> Outcome:
     return Outcome(detail=f"mean |log-prob difference| {mean:.1e}", numbers={"mean_difference": mean})
 
 
+def lora(folder: Path) -> Outcome:
+    """Adapters on weights in full."""
+    return _adapters(folder, settings(lora=LoraConfig(rank=8)))
+
+
 def lora_4bit(folder: Path) -> Outcome:
-    """Supervised steps of adapters on 4-bit weights."""
+    """Adapters on 4-bit weights."""
     require_cuda()
-    learner = make_learner(make_model(folder / "model"), settings(load_in_4bit=True, lora=LoraConfig(rank=8)))
-    losses = take_steps(learner, small_batch())
+    return _adapters(folder, settings(load_in_4bit=True, lora=LoraConfig(rank=8)))
+
+
+def _adapters(folder: Path, ds: DsConfig) -> Outcome:
+    """Steps of adapters; the reference under them; and the model that engines get, read in full precision."""
+    from transformers import AutoModelForCausalLM
+
+    model, batch = make_model(folder / "model"), small_batch()
+    learner = make_learner(model, ds)
+    before = _of_base(learner, batch)
+    losses = take_steps(learner, batch)
     must_fall(losses)
-    return Outcome(detail=f"loss {_shown(losses)}")
+    moved = float((_of_base(learner, batch) - before).abs().max())
+    if not moved <= SAME_REFERENCE:
+        raise CheckError(f"the reference, the policy without its adapters, moved by {moved:.3g}")
+    stream = learner.named_parameter_buckets(1 << 26)
+    weights = {name: tensor.cpu().clone() for bucket in stream for name, tensor in bucket}
+    merged: Any = AutoModelForCausalLM.from_pretrained(model, dtype=next(iter(weights.values())).dtype)
+    merged.save_pretrained(folder / "merged", state_dict=weights)
+    spec = LearnerSpec(role=Role.REFERENCE, model_path=str(folder / "merged"), ds=settings())
+    own, engines = learner.score(batch).logprobs, Learner(spec).score(batch).logprobs
+    assert own is not None
+    assert engines is not None
+    mean = float((own - engines)[batch.action_mask].double().abs().mean())
+    if not mean <= SAME_LOSS[dtype()] * float(own[batch.action_mask].double().abs().mean()):
+        raise CheckError(f"merged for the engines the model computes something else: mean |difference| {mean:.3g}")
+    return Outcome(detail=f"loss {_shown(losses)}, merged: mean |log-prob difference| {mean:.1e}")
+
+
+def _of_base(learner: Learner, batch: Batch) -> torch.Tensor:
+    with learner.base():
+        logprobs = learner.score(batch).logprobs
+    assert logprobs is not None
+    return logprobs

@@ -8,8 +8,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor, nn
 
 from openrlhf.learner.checkpoint_dir import fresh_directory
 from openrlhf.learner.collective import rank_and_world
@@ -26,12 +29,27 @@ STAGES = (
 def layout(spec: LearnerSpec) -> dict[str, Any]:
     """What the files depend on."""
     assert spec.optim is not None, "only trained models have checkpoints"
+    lora = spec.ds.lora
+    adapters = {
+        "rank": lora.rank,
+        "alpha": lora.alpha,
+        "target_modules": " ".join(lora.target_modules),
+        "rslora": lora.rslora,
+        "dora": lora.dora,
+    }
     return {
         "zero_stage": spec.ds.zero_stage,
         "optim": spec.optim.optim,
         "param_dtype": spec.ds.param_dtype,
         "tensor_parallel_size": spec.ds.tensor_parallel_size,
+        **{f"lora.{name}": value for name, value in adapters.items()},
     }
+
+
+def save(ds_engine: Any, spec: LearnerSpec, folder: Path) -> None:
+    """Write into `folder`; of a model with adapters not its base, which `model_path` has. Collective."""
+    alone = spec.ds.lora.rank > 0
+    ds_engine.save_checkpoint(str(folder), tag=TAG, client_state={}, save_latest=False, exclude_frozen_parameters=alone)
 
 
 def load(ds_engine: Any, spec: LearnerSpec, folder: Path, saved: Mapping[str, Any]) -> None:
@@ -43,11 +61,26 @@ def load(ds_engine: Any, spec: LearnerSpec, folder: Path, saved: Mapping[str, An
     """
     # stage 0 partitions nothing: its checkpoints fit any number of ranks as they are
     universal = spec.ds.use_universal_ckpt and spec.ds.zero_stage > 0
-    _check(folder, {"tensor_parallel_size": 1, **saved}, layout(spec), universal=universal)  # older ones lack it
+    now = layout(spec)
+    older = {"tensor_parallel_size": 1} | {name: value for name, value in now.items() if name.startswith("lora.")}
+    _check(folder, {**older, **saved}, now, universal=universal)  # those of older releases do not say so
     tag = UNIVERSAL_TAG if universal else TAG
-    loaded, _ = ds_engine.load_checkpoint(str(folder), tag=tag)
+    own = partial(_load_trained, str(folder)) if spec.ds.lora.rank > 0 else None
+    loaded, _ = ds_engine.load_checkpoint(str(folder), tag=tag, custom_load_fn=own)
     if loaded is None:
         raise ValueError(f"DeepSpeed found no checkpoint in {str(folder / tag)!r}")
+
+
+def _load_trained(folder: str, *, src: Mapping[str, Tensor], dst: nn.Module) -> None:
+    """All that is trained; the rest of the model is as it was loaded."""
+    missing, unexpected = dst.load_state_dict(src, strict=False)
+    trained = {name for name, parameter in dst.named_parameters() if parameter.requires_grad}
+    wrong = sorted({*unexpected, *(name for name in missing if name in trained)})
+    if wrong:
+        raise ValueError(
+            f"the checkpoint {folder!r} has other adapters than this model: {', '.join(wrong[:3])}"
+            f"{', ...' if len(wrong) > 3 else ''}; give the `model_path` that it was written with"
+        )
 
 
 def _check(folder: Path, saved: Mapping[str, Any], now: Mapping[str, Any], *, universal: bool) -> None:

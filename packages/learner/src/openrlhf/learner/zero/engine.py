@@ -171,7 +171,7 @@ class ZeroEngine:
         return checkpoint.layout(self.spec)
 
     def save(self, folder: Path) -> None:
-        self.ds_engine.save_checkpoint(str(folder), tag=checkpoint.TAG, client_state={}, save_latest=False)
+        checkpoint.save(self.ds_engine, self.spec, folder)
 
     def load(self, folder: Path, saved: Mapping[str, Any]) -> None:
         checkpoint.load(self.ds_engine, self.spec, folder, saved)
