@@ -77,7 +77,7 @@ class LocalLearner(FakeLearner):
     step: int = -1
     epoch: int = 0
 
-    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> Prepared:
+    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float, step: int = 0) -> Prepared:
         self.step, self.epoch = self.step + 1, 0
         return prepare_here(mini_batches, policy=self.policy, critic=self.critic, kl_coef=kl_coef)
 

@@ -86,7 +86,7 @@ class SampleRef:
     """Where one training sample lies: `handle` resolves to a list of trajectories, this is number `position`.
 
     index: the sample's number in the rollout batch. reward: shaped, after the baseline. length: tokens in all.
-    prompt_length: how many of them all samples behind this handle begin with.
+    prompt_length: how many of them all samples behind this handle begin with. raw, score: before shaping.
     """
 
     handle: Any
@@ -95,6 +95,8 @@ class SampleRef:
     reward: float
     length: int
     prompt_length: int = 0
+    raw: float | None = None
+    score: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

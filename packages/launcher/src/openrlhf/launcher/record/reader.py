@@ -79,7 +79,7 @@ class Record:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """format, run (its id), name, ranks."""
+        """format, run (its id), name, ranks, prompts (of an episode)."""
         return json.loads((self.folder / ABOUT).read_text(encoding="utf-8"))
 
     @property

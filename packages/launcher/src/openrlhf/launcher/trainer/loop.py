@@ -18,6 +18,7 @@ from openrlhf.core.kl import KLController
 from openrlhf.core.rewards import RunningRewardNorm
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.logging.values import sum_metrics
+from openrlhf.launcher.record.run_record import RunRecord
 from openrlhf.launcher.samples import Group
 from openrlhf.launcher.saved import RUN
 from openrlhf.launcher.signals import StoppedAfterSave
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 LOGGED_SAMPLES = 2
 """Samples of the first group that are logged as text."""
+RECORDED = ("state", "kl", "reward_norm")
+"""What a record holds of the trainer's state before a step."""
 
 
 @dataclass
@@ -70,6 +73,9 @@ class TrainerParts:
     sources: dict[str, str] = field(default_factory=dict)
     start_metrics: dict[str, float] = field(default_factory=dict)
     """Logged with the first step of this run."""
+    record: RunRecord | None = None
+    pipeline: Pipeline | None = None
+    """Where batches come from; None: they are sampled, as the configuration says."""
     clock: Callable[[], float] = time.perf_counter
 
 
@@ -83,12 +89,11 @@ class Trainer:
     def __init__(self, config: TrainPPOConfig, parts: TrainerParts) -> None:
         self.config = config
         self.parts = parts
+        self.record = parts.record
         self.state = TrainerState()
         self.kl = KLController(config.algo.kl)
         self.norm = RunningRewardNorm() if config.reward.normalize_enable else None
-        kind = AsyncPipeline if config.train.async_enable else SyncPipeline
-        rewards = reward_stream(config, parts.learner)
-        self.pipeline: Pipeline = kind(config, parts.rollout, parts.prompts, rewards)
+        self.pipeline = parts.pipeline or self._sampling()
         self.metrics: dict[str, float] = {}
         self._start_metrics = parts.start_metrics
         self.evaluation: dict[str, float] = {}
@@ -98,6 +103,11 @@ class Trainer:
         )
         self._stop = False
         self._evaluation: asyncio.Task[None] | None = None
+
+    def _sampling(self) -> Pipeline:
+        config, parts = self.config, self.parts
+        kind = AsyncPipeline if config.train.async_enable else SyncPipeline
+        return kind(config, parts.rollout, parts.prompts, reward_stream(config, parts.learner))
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the trainer itself, as JSON values."""
@@ -136,6 +146,8 @@ class Trainer:
             self.pipeline.start()
         if self.config.ckpt.load_enable:
             self.parts.sink.resume(self.state.step)
+            if self.record is not None:
+                self.record.resume(self.state.step)
         await self.parts.learner.push_weights(self.state.version)
         self.pipeline.limit(self._last_batch())
         try:
@@ -211,6 +223,8 @@ class Trainer:
 
     async def _train_on(self, collected: Collected, phases: dict[str, float]) -> None:
         began = self.parts.clock() - phases["timing/generation"]
+        number = self.state.step + 1
+        before = {name: value for name, value in self.state_dict().items() if name in RECORDED}
         with self._timed(phases, "make_experience"):
             groups = await self._rewarded(collected.groups)
             failed = self.pipeline.fail(late_failures(collected.groups, groups))
@@ -223,11 +237,14 @@ class Trainer:
             )
             metrics = sum_metrics(shaped.metrics, collected.metrics, failed)
             metrics |= staleness(collected.groups, self.state.version)
+            if self.record is not None:
+                sampling = sum_metrics(collected.metrics, failed)
+                self.record.batch(number, groups, shaped.samples, before=before, sampling=sampling)
             prepared = None
             if mini_batches:
-                prepared = await self.parts.learner.prepare(mini_batches, kl_coef=self.kl.value)
+                prepared = await self.parts.learner.prepare(mini_batches, kl_coef=self.kl.value, step=number)
                 metrics |= prepared.metrics
-        self.state.step += 1
+        self.state.step = number
         if prepared is not None:
             with self._timed(phases, "ppo_train"):
                 metrics |= await self._learn(prepared, len(mini_batches))
@@ -250,11 +267,16 @@ class Trainer:
             "train/optimizer_steps": float(self.state.optimizer_steps),
         }
         self.metrics = metrics
-        self.parts.sink.log_step(self.state.step, metrics | self._start_metrics)
+        self._log_step(metrics | self._start_metrics)
         self._start_metrics = {}
         if self.state.step % self.config.logger.logging_steps == 0:
             samples = await self.parts.rollout.read_samples(collected.groups[0], LOGGED_SAMPLES)
             self.parts.sink.log_samples(self.state.step, samples)
+
+    def _log_step(self, metrics: dict[str, float]) -> None:
+        self.parts.sink.log_step(self.state.step, metrics)
+        if self.record is not None:
+            self.record.metrics(self.state.step, metrics)
 
     def _shape(self, groups: list[Group]) -> ShapedBatch:
         config = self.config
@@ -312,6 +334,8 @@ class Trainer:
         metrics["timing/evaluation"] = self.parts.clock() - began
         self.evaluation, self.evaluated_at = metrics, step
         self.parts.sink.log_evaluation(step, metrics)
+        if self.record is not None:
+            self.record.evaluation(step, metrics)
 
     def _evaluates(self) -> bool:
         return bool(self.parts.eval_prompts) and self.config.eval.steps > 0
