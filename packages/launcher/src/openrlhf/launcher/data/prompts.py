@@ -94,7 +94,7 @@ class UnreadPrompts(PromptDataset):
         return self._count
 
     def item(self, index: int, *, episode: int = 0, position: int = 0) -> PromptItem:
-        raise NotImplementedError("these prompts were not read")
+        raise RuntimeError("these prompts were not read")
 
 
 def load_prompts(

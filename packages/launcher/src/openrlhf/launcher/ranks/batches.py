@@ -188,7 +188,8 @@ def told_rows(batch: Batch, parts: Sequence[ToldPerSample]) -> list[dict[str, Te
 
 
 def prepared_sums(batch: Batch, rewards: Tensor, kl: Tensor | None) -> Sums:
-    """Sums over this rank: KL per token, return per sample, moments and extremes of the advantages.
+    """Sums over this rank: KL per token, return per sample, moments and extremes of the advantages, and the entropy as
+    the engine's log-probs of what it sampled tell it.
 
     The KL is 0 without a reference model; with the KL or a divergence as a loss `update` measures it.
     """
@@ -203,6 +204,8 @@ def prepared_sums(batch: Batch, rewards: Tensor, kl: Tensor | None) -> Sums:
         "train/advantage_min": (float(chosen.min()) if len(chosen) else float("inf"), 1.0),
         "train/advantage_max": (float(chosen.max()) if len(chosen) else float("-inf"), 1.0),
     }
+    if batch.rollout_logprobs is not None:
+        sums["rollout/entropy"] = (-float(batch.rollout_logprobs[mask].sum()), tokens)
     if kl is not None:
         sums["train/kl"] = (float(kl.sum()), tokens)
     elif batch.ref_logprobs is None and batch.teacher is None:

@@ -107,7 +107,7 @@ def recorded_samples(
     found = []
     for row, (length, origin) in enumerate(zip(batch.lengths.tolist(), prepared.origins, strict=True)):
         trajectory, sample = origin.trajectory, origin.sample
-        own = {name: None if values is None else values[row, :length] for name, values in arrays.items()}
+        own: dict[str, Any] = {n: None if values is None else values[row, :length] for n, values in arrays.items()}
         own["advantages"] = np.where(own["trainable"], own["advantages"], np.float32(0))
         found.append(
             RecordedSample(

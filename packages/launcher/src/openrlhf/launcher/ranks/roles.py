@@ -254,8 +254,7 @@ class PolicyRank(TrainedRank, ReferenceRank):
 
         share: this rank's samples, or what `sampled` made of them.
         scores: fields in `SCORES` -> handles of what the ranks of another role computed for them. told: handles of what
-        a teacher's ranks told of distributions. layer: of the teacher's output layer, the first time that it is needed.
-        step: the batch's number, by which it is recorded.
+        a teacher's ranks told of distributions. layer: of its output layer, the first time. step: the batch's number.
         Old log-probs are not needed when the batch is trained on in one optimiser step: then the ratio is 1.
         """
         loaded = share if isinstance(share, RankBatch) else self.load(share)

@@ -31,14 +31,14 @@ class RecordedRollout:
         self._store = store
 
     async def run_group(self, item: PromptItem, *, evaluation: EvalRequest | None = None) -> Group:
-        raise NotImplementedError("a replay has no engines: nothing is sampled")
+        raise RuntimeError("a replay has no engines: nothing is sampled")
 
     async def read_samples(self, group: Group, count: int) -> list[GeneratedSample]:
         """None: they are in the record."""
         return []
 
     async def fetch(self, group: Group) -> Any:
-        raise NotImplementedError("a replay's checkpoints hold no samples: they are in the record")
+        raise RuntimeError("a replay's checkpoints hold no samples: they are in the record")
 
     async def store(self, trajectories: Any) -> Any:
         return await self._store(trajectories)

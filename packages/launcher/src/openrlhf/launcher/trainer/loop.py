@@ -17,11 +17,13 @@ from openrlhf.agents.types import PromptItem
 from openrlhf.core.kl import KLController
 from openrlhf.core.rewards import RunningRewardNorm
 from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.health.observation import observe
+from openrlhf.launcher.health.watch import health_watch
 from openrlhf.launcher.logging.values import sum_metrics
 from openrlhf.launcher.record.run_record import RunRecord
 from openrlhf.launcher.samples import Group
 from openrlhf.launcher.saved import RUN
-from openrlhf.launcher.signals import StoppedAfterSave
+from openrlhf.launcher.signals import StoppedAfterSave, StoppedByAlarm
 from openrlhf.launcher.trainer.asynchronous import AsyncPipeline
 from openrlhf.launcher.trainer.checkpoints import Checkpoints
 from openrlhf.launcher.trainer.evaluation import evaluate, evaluation_metrics
@@ -101,6 +103,8 @@ class Trainer:
         self.checkpoints = Checkpoints(
             config.ckpt, parts.rollout, parts.learner, config_toml=parts.config_toml, sources=parts.sources
         )
+        self._health = health_watch(config)
+        self._alarms: list[str] = []
         self._stop = False
         self._evaluation: asyncio.Task[None] | None = None
 
@@ -214,10 +218,14 @@ class Trainer:
             await self._train_on(collected, phases)
             if self._evaluates() and self.state.step % self.config.eval.steps == 0:
                 await self._start_evaluation()
-            if self._stop:
+            sick = self._alarms and self.config.logger.health == "stop"
+            if self._stop or sick:
                 await self._evaluated()
                 await self._save(self._metric())
-                raise StoppedAfterSave(self.state.step, resumable=not self.config.ckpt.disable_ds)
+                resumable = not self.config.ckpt.disable_ds
+                if sick:
+                    raise StoppedByAlarm(self.state.step, self._alarms, resumable=resumable)
+                raise StoppedAfterSave(self.state.step, resumable=resumable)
             if self.checkpoints.enabled and self.checkpoints.due(self.state.step, metric := self._metric()):
                 await self._save(metric)
 
@@ -266,12 +274,25 @@ class Trainer:
             "train/kl_coef": self.kl.value,
             "train/optimizer_steps": float(self.state.optimizer_steps),
         }
+        self._examine(groups, metrics)
         self.metrics = metrics
         self._log_step(metrics | self._start_metrics)
         self._start_metrics = {}
         if self.state.step % self.config.logger.logging_steps == 0:
             samples = await self.parts.rollout.read_samples(collected.groups[0], LOGGED_SAMPLES)
             self.parts.sink.log_samples(self.state.step, samples)
+
+    def _examine(self, groups: list[Group], metrics: dict[str, float]) -> None:
+        """Tell which alarms come and go with this step."""
+        if self._health is None:
+            return
+        for news in self._health.see(observe(self.state.step, groups, metrics)):
+            log.warning("%s", news)
+            if news.state == "raised":
+                self._alarms.append(news.name)
+            if self.record is not None:
+                self.record.alarm(news.row())
+        metrics["health/alarms"] = float(len(self._health.active))
 
     def _log_step(self, metrics: dict[str, float]) -> None:
         self.parts.sink.log_step(self.state.step, metrics)
