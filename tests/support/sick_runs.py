@@ -84,7 +84,11 @@ def sick_run(sickness: Sickness, *, steps: int = 20, seed: int = 0, **flags: Any
         return replace(GOOD, **(changed | ({"score": changed["reward"]} if changed["reward"] != reward else {})))
 
     learner = PatientLearner(change=sickness.metrics, rng=random.Random(seed))
-    own = {"rollout.batch_size": PROMPTS, "rollout.n_samples_per_prompt": SAMPLES, "train.batch_size": 16}
+    own: dict[str, Any] = {
+        "rollout.batch_size": PROMPTS,
+        "rollout.n_samples_per_prompt": SAMPLES,
+        "train.batch_size": 16,
+    }
     run = fake_run(steps * sickness.drawn, score=score, learner=learner, **(own | sickness.flags | flags))
     draw = run.prompts.next
 
