@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from openrlhf.learner.config import DsConfig, LoraConfig, OptimConfig
+from openrlhf.learner.lora import check_targets
 from openrlhf.learner.models import load_module
 from openrlhf.learner.modules import LearnerModule
 from openrlhf.learner.setup import training_device
 from openrlhf.learner.spec import LearnerSpec, Role
-from support.learner_models import save_tiny_model
+from support.learner_models import save_tiny_model, tiny_config
 from support.learner_vision_cases import FAMILIES
 from support.vision_models import vision_model
 
@@ -71,6 +72,13 @@ def test_a_module_that_is_not_there_is_named_with_those_that_are(
         load(model, LoraConfig(rank=2, target_modules=targets))
     assert words in str(caught.value)
     assert "gate_proj, up_proj, down_proj, lm_head" in str(caught.value)
+
+
+def test_names_of_modules_are_checked_without_weights(tmp_path: Path) -> None:
+    tiny_config("gpt2").save_pretrained(tmp_path)
+    check_targets(str(tmp_path), LoraConfig(rank=2, target_modules=("c_attn", "mlp.c_proj")))
+    with pytest.raises(ValueError, match=r"no such module\. Linear modules are c_attn, c_proj, c_fc"):
+        check_targets(str(tmp_path), LoraConfig(rank=2, target_modules=("c_attn", "q_proj")))
 
 
 def test_a_frozen_visual_encoder_gets_no_adapter(tmp_path: Path) -> None:

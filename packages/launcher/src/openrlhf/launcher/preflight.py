@@ -104,6 +104,7 @@ def read_models(config: TrainPPOConfig, model: str, others: Mapping[str, str]) -
     """Check the models of a run and load the tokenizer. others: flags of further models -> model."""
     if config.ds.packing_samples:
         check_packed_models([model, *others.values()])
+    check_adapters(config, model)
     vision = check_vision(config, model)
     token = None
     if vision is None:
@@ -192,6 +193,14 @@ def check_prompts_at_sight(config: TrainPPOConfig) -> None:
         check_at_sight(config.eval.dataset, fields, split=config.eval.split, flag="--eval.dataset")
 
 
+def check_adapters(config: TrainPPOConfig, model: str) -> None:
+    """ValueError when `--ds.lora.target_modules` names a module that the actor does not have."""
+    if config.ds.lora.rank > 0:
+        from openrlhf.learner.lora import check_targets
+
+        check_targets(model, config.ds.lora)
+
+
 def check_vision(config: TrainPPOConfig, model: str) -> VisionModel | None:
     """The actor's vision part, or ValueError for options that do not fit the model."""
     vision = find_vision(model)
@@ -230,6 +239,9 @@ def check_model(path: str | None, flag: str) -> str:
                 f"{flag} {path!r}: this is a checkpoint that training goes on from, no model; give its export, the "
                 f"folder {folder.name + '_hf'!r} that --ckpt.save_hf writes beside it"
             )
+        if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+            fix = "merge it into its base first: python3 -m openrlhf.cli.lora_combiner"
+            raise FileNotFoundError(f"{flag} {path!r} is an adapter, not a model; {fix}")
         if not (folder / "config.json").is_file():
             raise FileNotFoundError(f"{flag} {path!r}: the folder has no config.json, so it is no Hugging Face model")
         return str(folder)

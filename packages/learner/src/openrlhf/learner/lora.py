@@ -10,6 +10,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from openrlhf.learner.collective import rank_and_world
@@ -61,6 +62,19 @@ def add_adapters(model: Any, config: LoraConfig, *, within: nn.Module | None = N
     except ValueError as error:
         there = f"linear ones are {', '.join(_linear_names(model))}"
         raise ValueError(f"`ds.lora.target_modules` {' '.join(targets)}: {error}; {there}") from error
+
+
+def check_targets(model_path: str, config: LoraConfig) -> None:
+    """What `add_adapters` says of the names of modules, without the model's weights. Raises ValueError."""
+    targets = list(config.target_modules)
+    if targets == [ALL]:
+        return
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    settings = AutoConfig.from_pretrained(model_path)
+    kind = AutoModelForImageTextToText if hasattr(settings, "vision_config") else AutoModelForCausalLM
+    with torch.device("meta"):
+        _check_targets(kind.from_config(settings), targets)
 
 
 def _check_targets(model: Any, targets: list[str]) -> None:
