@@ -110,6 +110,7 @@ ADDITIONS = {
         "logger.prometheus_host",
         "logger.prometheus_port",
         "logger.health",
+        "logger.peak_tflops",
         "logger.record_dir",
         "logger.record_max_gib",
         "ref.model_name_or_path",

@@ -168,7 +168,9 @@ def _rank(config: TrainPPOConfig, role: Role) -> tuple[Learner, RankConfig, Reso
 
 def comparable(steps: Sequence[dict[str, float]]) -> list[dict[str, float]]:
     """The metrics without the clock's."""
-    return [{name: value for name, value in step.items() if not name.startswith("timing/")} for step in steps]
+    return [
+        {name: value for name, value in step.items() if not name.startswith(("timing/", "perf/"))} for step in steps
+    ]
 
 
 def interrupted_and_resumed(folder: Path, *, optim: str, stage: int, critic: bool, lora: int = 0) -> dict[str, Any]:

@@ -256,6 +256,9 @@ class RunLoggerConfig(LoggerConfig):
     run's name. auto: `record` beside the run's TensorBoard logs, else in --ckpt.path; none: nothing is recorded."""
     record_max_gib: float = 1.0
     """Most GiB of recorded samples of a run; beyond that the oldest steps go. The newest step always stays."""
+    peak_tflops: float | None = None
+    """What one device of the learner can do, TFLOP/s: perf/mfu is the share that training used. None: known for common
+    GPUs in bf16; elsewhere perf/mfu is left out."""
     health: Literal["off", "warn", "stop"] = "warn"
     """What happens when a run looks sick (no variance in the rewards, a gradient of 0, ...): warn tells what is wrong,
     by which numbers, and which flag to turn, once per alarm; stop also saves a checkpoint and ends the run with exit

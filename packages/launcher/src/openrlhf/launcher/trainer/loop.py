@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -32,6 +32,7 @@ from openrlhf.launcher.trainer.pipeline import Pipeline, SyncPipeline, late_fail
 from openrlhf.launcher.trainer.plan import cut_mini_batches, epoch_order, epoch_seed
 from openrlhf.launcher.trainer.protocols import Learner, MetricSink, Prepared, PromptSource, Rollout
 from openrlhf.launcher.trainer.shaping import ShapedBatch, shape_groups
+from openrlhf.launcher.trainer.step_metrics import Throughput, over_epochs, staleness
 from openrlhf.launcher.trainer.untrained import Collected, Untrained
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class Trainer:
         self.checkpoints = Checkpoints(
             config.ckpt, parts.rollout, parts.learner, config_toml=parts.config_toml, sources=parts.sources
         )
+        self._throughput = Throughput.of(config)
         self._health = health_watch(config)
         self._alarms: list[str] = []
         self._stop = False
@@ -274,6 +276,7 @@ class Trainer:
             "train/kl_coef": self.kl.value,
             "train/optimizer_steps": float(self.state.optimizer_steps),
         }
+        metrics |= self._throughput.metrics(groups, metrics)
         self._examine(groups, metrics)
         self.metrics = metrics
         self._log_step(metrics | self._start_metrics)
@@ -381,18 +384,3 @@ class Trainer:
             yield
         finally:
             phases[f"timing/{name}"] = self.parts.clock() - began
-
-
-def over_epochs(epochs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics of all epochs over one rollout batch: their means, and how many steps were skipped in all."""
-    keys = {key for metrics in epochs for key in metrics}
-    values = {key: [metrics[key] for metrics in epochs if key in metrics] for key in keys}
-    return {key: sum(v) if key.endswith("skipped_steps") else sum(v) / len(v) for key, v in values.items()}
-
-
-def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """How many weight versions the oldest token of each sample is behind `version`: mean and maximum."""
-    ages = [version - s.min_version for g in groups for s in g.samples if not s.failed and s.min_version >= 0]
-    if not ages:
-        return {}
-    return {"rollout/staleness_mean": sum(ages) / len(ages), "rollout/staleness_max": float(max(ages))}
