@@ -145,6 +145,7 @@ def make_run(
         "ckpt.save_steps": SAVE_STEPS,
         "ckpt.load_enable": resume,
         "ds.lora.rank": lora,
+        "algo.kl.init_coef": 0.01 if lora else 0.0,
     }
     config = fake_run(PROMPTS, **flags).config
     policy = PolicyRank(*_rank(config, Role.POLICY))
