@@ -54,7 +54,6 @@ ALLOWED = {
         "starlette",
         "uvicorn",
         "PIL",
-        "prometheus_client",
         "pyarrow",
         "tokenizers",
     },

@@ -1,4 +1,7 @@
-"""The real stack in one process tree: 2 learner ranks, 2 engines, ZeRO-3, tied and untied embeddings."""
+"""The real stack in one process tree: 2 learner ranks, 2 engines, ZeRO-3, tied and untied embeddings, adapters.
+
+Tied, the engines serve the adapter that is trained; untied, they get it merged.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import build
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.preflight import Prepared, prepare
+from openrlhf.launcher.ranks.batches import gather_trainable
 from openrlhf.launcher.ranks.roles import PolicyRank
 from openrlhf.launcher.ray.cluster import Cluster, connect
 from openrlhf.launcher.ray.engine_actor import GENERATION, SLOTS, EngineActor, engine_actor
@@ -31,6 +36,7 @@ from openrlhf.rollout.engine import EngineControl
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.requests import GenerateRequest
 from openrlhf.rollout.vllm.arguments import environment
+from support.adapter_engines import FOLDER
 from support.stack_runs import make_workspace
 from support.tiny_models import tiny_qwen3
 from support.trainer_fakes import FakeSink
@@ -71,6 +77,9 @@ def configure(path: Path, *, tied: bool) -> tuple[TrainPPOConfig, Prepared]:
         "train.batch_size": 8,
         "train.micro_batch_size": 8,
         "ckpt.output_dir": str(path / "exported"),
+        "ds.lora.rank": 8,
+        "ds.lora.alpha": 64,
+        "vllm.lora_push": "adapter" if tied else "merged",
     }
     if tied:  # a loss and an estimator by file travel to the ranks
         flags["actor.loss_path"] = str(EXAMPLES / "policy_loss.py")
@@ -97,7 +106,14 @@ async def sampled_ratios(parts: TrainerParts, prepared: Prepared) -> tuple[list[
     ]
     policy = parts.learner.policy  # type: ignore[attr-defined]
     scored: dict[int, Any] = {}
-    for part in await policy.wait(policy.scatter(PolicyRank.logprobs, policy.shares([refs])), "test"):
+
+    def own(actor: Any, share: Any) -> Any:
+        """Not `PolicyRank.logprobs`, which leaves the adapters out: those are the reference's."""
+        batch = actor.role.load(share).batch
+        return gather_trainable(batch, actor.role.learner.score(batch).logprobs)
+
+    shares = zip(policy.ranks, policy.shares([refs]), strict=True)
+    for part in await policy.wait([rank.actor.__ray_call__.remote(own, share) for rank, share in shares], "test"):
         scored.update(part)
     trajectories: list[Trajectory] = ray.get(group.handle)
     rows = [list(t.token_ids) for t in trajectories]
@@ -168,7 +184,7 @@ def threads_of(parts: TrainerParts) -> dict[str, list[int]]:
 
 
 async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster) -> dict[str, Any]:
-    """Two steps; then the engines' answers beside those of an engine that loads the exported model."""
+    """Two steps; then the engines' answers beside those of an engine that loads the exported adapter by itself."""
     sink = FakeSink()
     parts = await start_parts(config, prepared, cluster, sink)
     prompts = [prepared.tokenizer.encode(f"sort {i}4321") for i in range(4)]
@@ -183,9 +199,10 @@ async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster:
     finally:
         await parts.rollout.shutdown()
         await parts.learner.shutdown()
-    exported = build(config, {"actor.model_name_or_path": config.ckpt.output_dir, "vllm.num_engines": 1})
-    (spec,) = engine_specs(exported, gpus=0)
-    variables = cluster.worker_environment() | environment(spec)
+    (spec,) = engine_specs(build(config, {"vllm.num_engines": 1}), gpus=0)
+    spec = replace(spec, lora_rank=config.ds.lora.rank, engine="support.adapter_engines:AdapterFromFolder")
+    own = {"PYTHONPATH": str(Path(__file__).parents[1]), FOLDER: config.ckpt.output_dir}
+    variables = cluster.worker_environment() | environment(spec) | own
     actor = engine_actor().options(num_cpus=0, runtime_env={"env_vars": variables}).remote()
     fresh: Remote[EngineActor] = Remote("fresh engine", actor)
     await fresh.ask(EngineActor.start, spec, serve=True)
@@ -271,5 +288,9 @@ def test_engines_hold_what_was_trained(  # B026, B128, B130
         for (tokens, logprobs), (want, want_logprobs) in zip(answers, result["fresh"], strict=True):
             assert tokens == want
             assert logprobs == pytest.approx(want_logprobs, abs=1e-4)
-    model_bytes = sum(f.stat().st_size for f in Path(config.ckpt.output_dir).glob("*.safetensors"))
-    assert result["steps"][-1]["rollout/push_bytes"] <= 1.05 * model_bytes
+    whole, adapter = (
+        sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
+        for folder in (config.actor.model_name_or_path or "", config.ckpt.output_dir)
+    )
+    pushed = result["steps"][-1]["rollout/push_bytes"]
+    assert pushed <= adapter if tied else adapter < pushed <= whole

@@ -19,6 +19,7 @@ import pytest
 from openrlhf.launcher.ranks.roles import PolicyRank
 from openrlhf.launcher.ray.cluster import Cluster, connect
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
+from openrlhf.launcher.ray.learner_actor import free_port
 from openrlhf.launcher.ray.weight_push import Pause, WeightPush
 from openrlhf.rollout.sync_check import SyncError
 from support.adapter_runs import CHECK, LONG, asked, end, make_fleet, make_policy, new_push, on_ranks, train
@@ -235,10 +236,17 @@ def test_a_fault_stops_the_run(
     assert ("which samples" in said) is (fault in ("sampled without", "stale cache"))
 
 
-def test_the_row_of_the_self_check(tmp_path: Path) -> None:
+def test_the_row_of_the_self_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from openrlhf.launcher.selfcheck.push_adapter import adapter_round
+    from openrlhf.learner.setup import leave_distributed
 
-    outcome = adapter_round(tmp_path, "gloo")
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in (place | {"MASTER_PORT": str(free_port())}).items():
+        monkeypatch.setenv(name, value)
+    try:
+        outcome = adapter_round(tmp_path, "gloo")
+    finally:
+        leave_distributed()
     print(f"\n{outcome.detail}")
     assert outcome.numbers["difference"] < 1e-4
     assert outcome.numbers["share_of_bytes"] < 0.5  # of a tiny model
