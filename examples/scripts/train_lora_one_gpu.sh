@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# LoRA on one GPU of 80 GB: REINFORCE++-baseline on math (RLVR) with a model of 7 billion weights. For one of 24 GB add
+# LoRA on 1 GPU of 80 GB: REINFORCE++-baseline on math (RLVR) with a model of 7 billion weights. For one of 24 GB add
 #   --ds.load_in_4bit --vllm.gpu_memory_utilization 0.7
 # Flags given to this script come last and win, for example: bash examples/scripts/train_lora_one_gpu.sh --train.seed 1
 set -euo pipefail

@@ -54,6 +54,7 @@ ALLOWED = {
         "starlette",
         "uvicorn",
         "PIL",
+        "prometheus_client",
         "pyarrow",
         "tokenizers",
     },

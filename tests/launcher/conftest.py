@@ -8,7 +8,7 @@ from support.learner_models import save_tiny_model
 from support.learner_ranks import RankResults, needed_cases, run_cases
 from support.tiny_models import tiny_qwen3
 
-MODULES = ("support.launcher_resume_cases", "support.launcher_memory_cases")
+MODULES = ("support.launcher_resume_cases", "support.launcher_memory_cases", "support.launcher_replay_cases")
 TIMEOUT = 3000.0
 """For the long sweeps; a test of the default run has a bound of its own."""
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("packages/*/README.md")])
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 SHELLS = ("bash", "sh", "shell", "console")
-SAID = re.compile(r"\b(\d+) GPUs\b")
+SAID = re.compile(r"\b(\d+) GPUs?\b")
 NODES = re.compile(r"\b[Tt]wo nodes\b|--nodes[= ]2\b")
 MODELS = (
     "--actor.model_name_or_path",
@@ -62,7 +62,7 @@ class Line:
         """The devices that the text, or the line itself, says."""
         own = [self.words[i + 1] for i, w in enumerate(self.words) if w in ("--gpus", "--gpus-per-node")]
         said = [*SAID.findall(self.said), *own]
-        assert said, f"the text before this command says no `N GPUs`: {shlex.join(self.words)}"
+        assert said, f"the text before this command says no `N GPUs` (`1 GPU`): {shlex.join(self.words)}"
         return Machine(gpus=int(said[-1]), nodes=2 if NODES.search(f"{self.said} {' '.join(self.words)}") else 1)
 
 

@@ -43,6 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text("{}", encoding="utf-8")
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_config.json").write_text("{}", encoding="utf-8")
     (folder / "reward.py").write_text("def reward_func(queries, prompts, labels): ...\n", encoding="utf-8")
     (folder / "syntax.py").write_text("def reward_func(queries:\n", encoding="utf-8")
     (folder / "rows.jsonl").write_text(json.dumps({"input": "a", "answer": "b"}) + "\n", encoding="utf-8")
@@ -53,6 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 CASES = [
     ("train_ppo_ray", f"{RL} --actor.model_name_or_path ./none", "--actor.model_name_or_path './none': not found"),
+    ("train_ppo_ray", f"{RL} --actor.model_name_or_path adapter", "'adapter' is an adapter, not a model; merge it"),
     ("train_ppo_ray", f"{RL} --data.prompt_dataset none.jsonl", "--data.prompt_dataset: not found: none.jsonl"),
     ("train_ppo_ray", f"{RL} --data.prompt_dataset rows.jsonl,./none", "--data.prompt_dataset: not found: none"),
     ("train_ppo_ray", f"{RL} --data.input_key text", "--data.input_key 'text': rows.jsonl has no such field"),

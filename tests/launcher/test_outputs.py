@@ -44,6 +44,7 @@ def test_l03_paths_are_those_of_the_driver_s_folder(
         f"  model:       {tmp_path}/home/x",
         f"  checkpoints: {tmp_path}/c",
         f"  logs:        {tmp_path}/logs/r",
+        f"  record:      {tmp_path}/logs/r/record",
     ]
     assert (tmp_path / "home" / "x" / "config.toml").is_file()
 

@@ -26,6 +26,7 @@ from openrlhf.launcher.redaction import (
     redact_uncaught,
     redact_value,
     remember,
+    remember_variables,
     report_error,
     secrets_of_words,
 )
@@ -216,6 +217,12 @@ def test_l04_what_is_no_secret_stays() -> None:
         assert list(find_secrets("", text)) == []
     assert redact_value("vllm.engine_args", '{"max_num_seqs":8}') == '{"max_num_seqs":8}'
     assert redact("the word keyword stays, KEY does not", ["KEY"]) == "the word keyword stays, *** does not"
+
+
+def test_l04_the_folder_of_a_shell_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_remembered", set())
+    remember_variables({"PWD": "/work/here", "DB_PWD": "hunter22"})
+    assert redact("/work/here/model hunter22") == "/work/here/model ***"
 
 
 def test_l04_secrets_of_a_command_line() -> None:

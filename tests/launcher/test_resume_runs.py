@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.t
 LAUNCHER_CASES = {1: ["run_resumes"]}
 
 
-@pytest.mark.parametrize("case", ["adam-2-True", "muon-3-False"])
+@pytest.mark.parametrize("case", ["adam-2-True", "muon-3-False", "lora-2-True"])
 def test_resumed_run_is_the_uninterrupted_one(launcher_ranks: RankResults, case: str) -> None:
     # B114, B115
     check_resumed(result(launcher_ranks, "run_resumes", 1)[0][case])

@@ -69,7 +69,7 @@ def test_rule_of_a_cpu(line: str, flag: str, words: str) -> None:
     assert broken(line) == []
 
 
-OWN_TESTS = {"required", "one_reward_model", "liger_needs_gpu", "fp16_needs_gpu", "tied"}
+OWN_TESTS = {"installed", "required", "one_reward_model", "liger_needs_gpu", "fp16_needs_gpu", "tied"}
 """Rules that no line of the table can break: they are about what is missing, a CPU, or a model's configuration."""
 
 
@@ -88,6 +88,13 @@ def test_every_rule_is_broken_by_a_line_of_the_table() -> None:
         config, _ = resolve(parse_train_ppo(shlex.split(f"{BASE} {line}")), GPUS)
         broken_rules |= {rule.__name__ for rule in RL_RULES if list(rule(within(config), GPUS))}
     assert {rule.__name__ for rule in RL_RULES} - broken_rules == OWN_TESTS
+
+
+def test_adapters_need_peft(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert broken("--ds.lora.rank 8") == []
+    monkeypatch.setattr("openrlhf.launcher.rules.adapters.find_spec", lambda name: None)
+    (violation,) = broken("--ds.lora.rank 8")
+    assert "pip install 'openrlhf-learner[lora]'" in str(violation)
 
 
 def test_what_a_run_cannot_do_without() -> None:

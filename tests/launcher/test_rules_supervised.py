@@ -98,7 +98,7 @@ def test_supervised_rule(name: str, line: str, flag: str, words: str) -> None:
     assert words in str(violation)
 
 
-OWN_TESTS = {"required", "liger_needs_gpu", "fp16_needs_gpu"}
+OWN_TESTS = {"installed", "required", "liger_needs_gpu", "fp16_needs_gpu"}
 """Rules that no line of the table can break: they are about what is missing, or about a CPU."""
 
 

@@ -243,7 +243,7 @@ def test_normaliser_is_part_of_the_state() -> None:
 
 
 def test_skipped_steps_of_all_epochs_are_counted() -> None:
-    from openrlhf.launcher.trainer.loop import over_epochs
+    from openrlhf.launcher.trainer.step_metrics import over_epochs
 
     epochs = [{"train/skipped_steps": 1.0, "train/policy_loss": 1.0}, {"train/skipped_steps": 2.0, "train/kl": 4.0}]
     assert over_epochs(epochs) == {"train/skipped_steps": 3.0, "train/policy_loss": 1.0, "train/kl": 4.0}

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from openrlhf.learner.config import DsConfig, LoraConfig, OptimConfig
+from openrlhf.learner.lora import check_targets, export_adapters, merge
 from openrlhf.learner.models import load_module
 from openrlhf.learner.modules import LearnerModule
 from openrlhf.learner.setup import training_device
 from openrlhf.learner.spec import LearnerSpec, Role
-from support.learner_models import save_tiny_model
+from support.learner_models import save_tiny_model, tiny_config
 from support.learner_vision_cases import FAMILIES
+from support.plain_backend import PlainEngine
+from support.tiny_models import byte_tokenizer
 from support.vision_models import vision_model
 
 
@@ -73,6 +78,13 @@ def test_a_module_that_is_not_there_is_named_with_those_that_are(
     assert "gate_proj, up_proj, down_proj, lm_head" in str(caught.value)
 
 
+def test_names_of_modules_are_checked_without_weights(tmp_path: Path) -> None:
+    tiny_config("gpt2").save_pretrained(tmp_path)
+    check_targets(str(tmp_path), LoraConfig(rank=2, target_modules=("c_attn", "mlp.c_proj")))
+    with pytest.raises(ValueError, match=r"no such module\. Linear modules are c_attn, c_proj, c_fc"):
+        check_targets(str(tmp_path), LoraConfig(rank=2, target_modules=("c_attn", "q_proj")))
+
+
 def test_a_frozen_visual_encoder_gets_no_adapter(tmp_path: Path) -> None:
     vision_model(FAMILIES[0]).save_pretrained(tmp_path)
     places = {}
@@ -82,3 +94,30 @@ def test_a_frozen_visual_encoder_gets_no_adapter(tmp_path: Path) -> None:
         module = load_module(replace(spec, freeze_visual_encoder=frozen), training_device())
         places[frozen] = {"visual" in name or "vision" in name for name in trained_names(module)}
     assert places == {False: {False, True}, True: {False}}
+
+
+def test_the_adapter_of_a_vision_model_is_loaded_and_merged(tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForImageTextToText
+
+    base, exported, merged = tmp_path / "base", tmp_path / "adapter", tmp_path / "merged"
+    vision_model(FAMILIES[0]).save_pretrained(base)
+    byte_tokenizer().save_pretrained(base)
+    module = load(base, LoraConfig(rank=2))
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0.0, 0.5)
+    tokens = {"input_ids": torch.arange(3, 11)[None]}
+    with torch.no_grad():
+        want = module.eval().model(**tokens).logits
+    export_adapters(PlainEngine(module), str(exported), None, source=str(base))
+    plain: Any = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)
+    merge(str(base), str(exported), str(merged), reward_model=False, dtype=torch.float32)
+    found = [
+        PeftModel.from_pretrained(plain, exported).eval(),
+        AutoModelForImageTextToText.from_pretrained(merged, dtype=torch.float32).eval(),
+    ]
+    with torch.no_grad():
+        apart = [float((model(**tokens).logits - want).abs().max()) for model in found]
+    assert max(apart) < 1e-4 * float(want.abs().max())

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.t
 
 RANK_CASES = {
     2: ["lora_reference", "lora_checkpointing", "lora_resume", "lora_exports", "lora_save"],
-    1: ["lora_reference", "lora_load"],
+    1: ["lora_reference", "lora_other_references", "lora_load"],
 }
 EXPORTS = ["plain-2", "plain-3", "rslora-2", "rslora-3", "dora-2"]
 
@@ -29,6 +29,14 @@ def test_the_base_is_a_reference_that_never_moves(ranks: RankResults, world: int
         assert len(outcome["apart"]) == 4
         assert max(outcome["apart"]) <= 1e-6
         assert outcome["moved"] > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["plain", "rslora", "dora", "dropout", "truncated"])
+def test_every_kind_of_adapter_has_its_base_and_scores_are_not_random(ranks: RankResults, kind: str) -> None:
+    outcome = result(ranks, "lora_other_references", 1)[0][kind]
+    assert outcome["apart"] <= 1e-6
+    assert outcome["moved"] > 1e-2
+    assert outcome["repeated"] == 0.0
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])

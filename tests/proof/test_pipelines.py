@@ -108,7 +108,7 @@ def test_full_determinism_gives_the_same_bits(tmp_path: Path) -> None:
     for name in ("first", "second"):
         workspace = make_workspace(tmp_path / name, model, prompts=16)
         metrics = finish(workspace, flags.split())
-        runs.append({tag: values for tag, values in metrics.items() if not tag.startswith("timing/")})
+        runs.append({tag: values for tag, values in metrics.items() if not tag.startswith(("timing/", "perf/"))})
         models.append(Path(workspace.path / "model_out" / "model.safetensors").read_bytes())
     print(f"{len(runs[0])} metrics x {len(runs[0]['train/reward'])} steps")
     assert len(runs[0]["train/reward"]) == 4

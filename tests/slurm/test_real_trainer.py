@@ -38,7 +38,7 @@ def metrics_of(board: Path) -> list[dict[str, Any]]:
     """What a run logged by step, without what the clock says."""
     (file,) = board.rglob("metrics.jsonl")
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k != "time" and not k.startswith("timing/")} for row in rows]
+    return [{k: v for k, v in row.items() if k != "time" and not k.startswith(("timing/", "perf/"))} for row in rows]
 
 
 def test_ranks_and_engines_on_two_nodes(cluster: MiniSlurm, desk: Desk, tmp_path: Path) -> None:

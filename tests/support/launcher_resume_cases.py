@@ -73,13 +73,16 @@ class LocalLearner(FakeLearner):
 
     policy: PolicyRank = field(kw_only=True)
     critic: CriticRank | None = field(kw_only=True)
+    reference: PolicyRank | None = None
     stop: tuple[int, int] | None = None
     step: int = -1
     epoch: int = 0
 
-    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> Prepared:
+    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float, step: int = 0) -> Prepared:
         self.step, self.epoch = self.step + 1, 0
-        return prepare_here(mini_batches, policy=self.policy, critic=self.critic, kl_coef=kl_coef)
+        return prepare_here(
+            mini_batches, policy=self.policy, critic=self.critic, reference=self.reference, kl_coef=kl_coef
+        )
 
     async def update(
         self,
@@ -116,8 +119,10 @@ class LocalLearner(FakeLearner):
         return [t.clone() for m in models for bucket in m.learner.named_parameter_buckets(10**6) for _, t in bucket]
 
 
-def make_run(model: str, checkpoints: Path, *, optim: str, stage: int, critic: bool, resume: bool) -> FakeRun:
-    """A fresh trainer with fresh learners."""
+def make_run(
+    model: str, checkpoints: Path, *, optim: str, stage: int, critic: bool, resume: bool, lora: int = 0
+) -> FakeRun:
+    """A fresh trainer with fresh learners; with adapters of rank `lora` the base is the reference."""
     flags: dict[str, Any] = {
         "actor.model_name_or_path": model,
         "actor.optim": optim,
@@ -139,10 +144,15 @@ def make_run(model: str, checkpoints: Path, *, optim: str, stage: int, critic: b
         "ckpt.path": str(checkpoints),
         "ckpt.save_steps": SAVE_STEPS,
         "ckpt.load_enable": resume,
+        "ds.lora.rank": lora,
+        "algo.kl.init_coef": 0.01 if lora else 0.0,
     }
     config = fake_run(PROMPTS, **flags).config
+    policy = PolicyRank(*_rank(config, Role.POLICY))
+    assert config.base_is_reference is (lora > 0)
     learner = LocalLearner(
-        policy=PolicyRank(*_rank(config, Role.POLICY)),
+        policy=policy,
+        reference=policy if config.base_is_reference else None,
         critic=CriticRank(*_rank(config, Role.CRITIC)) if critic else None,
     )
     return fake_run(PROMPTS, learner=learner, **flags)
@@ -159,13 +169,15 @@ def _rank(config: TrainPPOConfig, role: Role) -> tuple[Learner, RankConfig, Reso
 
 def comparable(steps: Sequence[dict[str, float]]) -> list[dict[str, float]]:
     """The metrics without the clock's."""
-    return [{name: value for name, value in step.items() if not name.startswith("timing/")} for step in steps]
+    return [
+        {name: value for name, value in step.items() if not name.startswith(("timing/", "perf/"))} for step in steps
+    ]
 
 
-def interrupted_and_resumed(folder: Path, *, optim: str, stage: int, critic: bool) -> dict[str, Any]:
+def interrupted_and_resumed(folder: Path, *, optim: str, stage: int, critic: bool, lora: int = 0) -> dict[str, Any]:
     """Per interruption: whether metrics and weights of the resumed run equal those of the uninterrupted one."""
-    shape: dict[str, Any] = {"optim": optim, "stage": stage, "critic": critic}
-    root = folder / f"resume-{optim}-{stage}-{critic}"
+    shape: dict[str, Any] = {"optim": optim, "stage": stage, "critic": critic, "lora": lora}
+    root = folder / f"resume-{optim}-{stage}-{critic}-{lora}"
     whole = make_run(str(folder / "qwen3"), root / "whole", resume=False, **shape)
     whole.run(RUN_SECONDS)
     assert isinstance(whole.learner, LocalLearner)
@@ -207,6 +219,7 @@ def run_resumes(rank: int, world: int, folder: Path) -> dict[str, Any]:
     return {
         "adam-2-True": interrupted_and_resumed(folder, optim="adam", stage=2, critic=True),
         "muon-3-False": interrupted_and_resumed(folder, optim="muon", stage=3, critic=False),
+        "lora-2-True": interrupted_and_resumed(folder, optim="adam", stage=2, critic=True, lora=4),
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from openrlhf.core.config import Truncation
 from openrlhf.learner.config import AdamConfig, LoraConfig, ModelConfig, OptimConfig
 from openrlhf.learner.learner import Learner
 from openrlhf.learner.objective import ValueObjective
@@ -187,8 +188,41 @@ def load_adapters(rank: int, world: int, folder: Path) -> dict[str, Any]:
     return results
 
 
+def other_references(rank: int, world: int, folder: Path) -> dict[str, dict[str, float]]:
+    """Kind -> how far the base's log-probs are from a frozen copy's, and two scores of the policy from each other.
+
+    With dropout, DoRA, rsLoRA, and over the tokens that a truncated distribution kept.
+    """
+    results = {}
+    batch = share(sharing_batch(), ROWS, rank, world)
+    kinds = {**KINDS, "dropout": replace(LORA, dropout=0.5), "truncated": LORA}
+    for kind, lora in kinds.items():
+        spec = with_adapters(folder, stage=2, model="tied", optim=FAST, lora=lora, score_micro_batch_size=5)
+        if kind == "truncated":
+            spec = replace(spec, truncation=Truncation(top_k=5))
+        policy, frozen = Learner(spec), Learner(replace(spec, role=Role.REFERENCE, optim=None))
+        for _ in range(2):
+            policy.update(batch, OBJECTIVE)
+        first, again = policy.score(batch), policy.score(batch)
+        given = batch if first.kept is None else batch.with_(kept=first.kept)
+        with policy.base():
+            got = policy.score(given).logprobs
+        want = frozen.score(given).logprobs
+        assert got is not None
+        assert want is not None
+        assert first.logprobs is not None
+        assert again.logprobs is not None
+        results[kind] = {
+            "apart": float((got - want).abs().max()),
+            "moved": float((first.logprobs - want).abs().max()),
+            "repeated": float((first.logprobs - again.logprobs).abs().max()),
+        }
+    return results
+
+
 CASES: dict[str, Case] = {
     "lora_reference": reference,
+    "lora_other_references": other_references,
     "lora_checkpointing": checkpointing,
     "lora_resume": resume_adapters,
     "lora_exports": export_adapters,

@@ -18,6 +18,7 @@ def prepare_here(
     critic: CriticRank | None = None,
     reference: ReferenceRank | None = None,
     kl_coef: float = 0.0,
+    step: int = 0,
 ) -> Prepared:
     """A batch for `update_here`; the handles of what roles hand each other are the tensors themselves."""
     algo, scores, told = policy.config.algo, dict[str, Any](), list[Any]()
@@ -28,7 +29,7 @@ def prepare_here(
     valued = None if critic is None else critic.values(mini_batches)
     if critic is not None and valued is not None:
         scores["values"] = [critic.read(valued)]
-    ready = policy.prepare(mini_batches, scores=scores, kl_coef=kl_coef, told=told)
+    ready = policy.prepare(mini_batches, scores=scores, kl_coef=kl_coef, told=told, step=step)
     if critic is not None and valued is not None:
         valued = critic.prepare(valued, returns=[policy.returns(ready)])
     return Prepared(handle=(ready, valued), metrics=combine_sums([policy.metrics(ready)]))

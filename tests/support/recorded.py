@@ -14,7 +14,7 @@ import numpy as np
 from openrlhf.agents.types import PromptItem, StopReason, Turn
 from openrlhf.launcher.commands import TRAIN_PPO_RAY
 from openrlhf.launcher.config import TrainPPOConfig
-from openrlhf.launcher.record.files import SAMPLES
+from openrlhf.launcher.record.files import SAMPLES, step_files
 from openrlhf.launcher.record.place import RecordPlace
 from openrlhf.launcher.record.run_record import RunRecord
 from openrlhf.launcher.record.sample_writer import SampleWriter
@@ -124,10 +124,11 @@ def many_samples(step: int) -> list[RecordedSample]:
 
 def kill_writers(folders: Sequence[str]) -> None:
     """Let a process write step after step into each folder, and kill it: every time a little later."""
+    _tokenizer()
     for number, folder in enumerate(map(Path, folders)):
         if not (pid := os.fork()):
             _write_without_end(folder)
-        while len(list((folder / SAMPLES).glob("*.parquet"))) < 3:
+        while len(step_files(folder / SAMPLES)) < 3:
             pass
         for _ in range(number * 2000):  # another place in the loop each time
             pass

@@ -177,7 +177,7 @@ class ToyRanks:
         assert self.reward is not None
         return self.reward.statistics()
 
-    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> Prepared:
+    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float, step: int = 0) -> Prepared:
         roles: dict[str, Any] = {"policy": self.policy, "critic": self.critic, "reference": self.reference}
         return prepare_here(mini_batches, **roles, kl_coef=kl_coef)
 

@@ -109,7 +109,7 @@ class FakeLearner:
     async def reward_statistics(self) -> tuple[float, float] | None:
         return self.stored
 
-    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> Prepared:
+    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float, step: int = 0) -> Prepared:
         self.log.append("prepare")
         self.prepared.append([list(part) for part in mini_batches])
         metrics = {"train/kl": self.kl, "kl_coef_seen": kl_coef}

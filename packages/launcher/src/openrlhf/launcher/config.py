@@ -240,6 +240,10 @@ class LoggerConfig:
     """Folder of TensorBoard logs."""
     path: str | None = None
     """A logger of your own beside the others: file.py:Class or module:Class."""
+    prometheus_port: int | None = None
+    """Serve the newest metrics to Prometheus at this port, under /metrics; 0: at one that is free, which is logged."""
+    prometheus_host: str = "127.0.0.1"
+    """Address at which they are served. Whoever reaches it can read them."""
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
 
@@ -252,6 +256,13 @@ class RunLoggerConfig(LoggerConfig):
     run's name. auto: `record` beside the run's TensorBoard logs, else in --ckpt.path; none: nothing is recorded."""
     record_max_gib: float = 1.0
     """Most GiB of recorded samples of a run; beyond that the oldest steps go. The newest step always stays."""
+    peak_tflops: float | None = None
+    """What one device of the learner can do, TFLOP/s: perf/mfu is the share that training used. None: known for common
+    GPUs in bf16; elsewhere perf/mfu is left out."""
+    health: Literal["off", "warn", "stop"] = "warn"
+    """What happens when a run looks sick (no variance in the rewards, a gradient of 0, ...): warn tells what is wrong,
+    by which numbers, and which flag to turn, once per alarm; stop also saves a checkpoint and ends the run with exit
+    status 86."""
 
 
 @dataclass(frozen=True, kw_only=True)

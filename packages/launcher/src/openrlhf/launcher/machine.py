@@ -23,6 +23,20 @@ FLASH_INSTALL = {
 }
 
 
+PEAK_TFLOPS = {
+    "B200": 2250.0,
+    "H200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "H800": 989.0,
+    "H20": 148.0,
+    "A100": 312.0,
+    "A800": 312.0,
+    "L40S": 362.0,
+}
+"""Part of a GPU's name -> dense bf16 TFLOP/s, as its maker states them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """The hardware of a run. gpus: per node (0: the run uses CPUs). nodes: None if not known yet (a Ray cluster).
@@ -48,6 +62,14 @@ def detect_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("/
             gpus = devices if visible is None else min(devices, _count(visible))
             return Machine(gpus=gpus, nodes=None, flash_attention=installed_flash_attention())
     return Machine(gpus=0, nodes=None)
+
+
+def peak_tflops(root: Path = Path("/")) -> float | None:
+    """What one GPU of this machine can do in bf16, TFLOP/s; None where there is none, or one that is not known."""
+    for about in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
+        model = about.read_text(encoding="utf-8", errors="replace").partition("Model:")[2].partition("\n")[0]
+        return next((peak for name, peak in PEAK_TFLOPS.items() if name in model), None)
+    return None
 
 
 def installed_flash_attention() -> frozenset[str]:

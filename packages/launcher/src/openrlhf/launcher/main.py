@@ -11,6 +11,7 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan.command:main", "what a training command would do: placement, batches, memory"),
     "slurm": ("slurm.submit:main", "submit a training run to a Slurm cluster, or run in an allocation"),
     "local": ("command_line:local", "the same run on this machine or on a Ray that is already there"),
+    "replay": ("replay.command:main", "train on the recorded batches of a run, without engines"),
     "sweep": ("slurm.sweep:main", "a Slurm job array over values of flags"),
     "eval": ("evaluate:main", "a model on the evaluation data, without training"),
     "status": ("slurm.watch:status", "states of Slurm jobs"),

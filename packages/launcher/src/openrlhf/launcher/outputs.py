@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from openrlhf.launcher.commands import Command
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import build
+from openrlhf.launcher.record.place import AUTO, NONE, record_folder
 from openrlhf.launcher.saved import FILE, config_toml
 from openrlhf.launcher.supervised_config import LoraCombinerConfig, SupervisedRun, TrainDPOConfig
 from openrlhf.learner.checkpoint_dir import CheckpointStore
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 
 CONFIG_NAMES = (FILE, f"openrlhf_{FILE}")
 """The resolved configuration beside the export and the logs; the second where a user has a file of the first name."""
-PATHS = ("ckpt.output_dir", "ckpt.path", "logger.tensorboard_dir")
+PATHS = ("ckpt.output_dir", "ckpt.path", "logger.tensorboard_dir", "logger.record_dir")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +50,8 @@ def absolute(config: C) -> C:
     changes = {}
     for name in PATHS:
         section, field = name.split(".")
-        value = getattr(getattr(config, section), field)
-        if value is not None:
+        value = getattr(getattr(config, section), field, None)
+        if value is not None and (name != "logger.record_dir" or value not in (AUTO, NONE)):
             changes[name] = str(Path(os.path.abspath(Path(value).expanduser())))
     return build(config, changes)
 
@@ -65,6 +66,9 @@ def outputs(config: TrainPPOConfig | SupervisedRun) -> list[Output]:
     if config.logger.tensorboard_dir is not None:
         path = Path(config.logger.tensorboard_dir) / config.logger.wandb.run_name
         found.append(Output(what="logs", flag="--logger.tensorboard_dir", path=path))
+    record = record_folder(config) if isinstance(config, TrainPPOConfig) else None
+    if record is not None:
+        found.append(Output(what="record", flag="--logger.record_dir", path=record))
     return found
 
 

@@ -183,6 +183,8 @@ def _plan_gpus(config: TrainPPOConfig) -> PlacementPlan:
     engines, width = config.vllm.num_engines or 0, config.vllm.tensor_parallel_size
     for group in groups(config):
         name = "+".join(group.members)
+        if group.members == (ENGINE,) and not engines:
+            continue
         if group.members == (ENGINE,):  # an engine is whole on one node
             pools.append(Pool(name=name, bundles=({"GPU": float(width), "CPU": float(width)},) * engines))
             seats[ENGINE] = tuple(Seat(pool=name, bundle=i, num_gpus=float(width)) for i in range(engines))

@@ -19,7 +19,7 @@ from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.data.chat import turn_stops
 from openrlhf.launcher.data.early import check_at_sight
-from openrlhf.launcher.data.prompts import PromptDataset, load_prompts, prompt_fields
+from openrlhf.launcher.data.prompts import PromptDataset, UnreadPrompts, load_prompts, prompt_fields
 from openrlhf.launcher.placement import SECTIONS, roles
 from openrlhf.launcher.plugins import NO_PLUGINS, Plugins, check_plugins, read_plugins
 from openrlhf.launcher.rules.violation import value_at
@@ -89,13 +89,22 @@ def check(config: TrainPPOConfig) -> Checked:
     )
 
 
-def prepare(config: TrainPPOConfig, checked: Checked | None = None) -> Prepared:
-    """Check and load what the controller itself needs: tokenizer and data. Loads no model, but torch."""
-    checked = checked or check(config)
-    model, others = checked.model, checked.others
-    check_plugins(config, checked.plugins)
+@dataclass(frozen=True, kw_only=True)
+class Readers:
+    """What the actor's folder says beside its weights. image_token: what stands for an image in a prompt."""
+
+    tokenizer: Any
+    vision: VisionModel | None
+    image_token: str | None
+    vocab_sizes: tuple[int, int]
+    hidden_size: int
+
+
+def read_models(config: TrainPPOConfig, model: str, others: Mapping[str, str]) -> Readers:
+    """Check the models of a run and load the tokenizer. others: flags of further models -> model."""
     if config.ds.packing_samples:
         check_packed_models([model, *others.values()])
+    check_adapters(config, model)
     vision = check_vision(config, model)
     token = None
     if vision is None:
@@ -104,6 +113,22 @@ def prepare(config: TrainPPOConfig, checked: Checked | None = None) -> Prepared:
         tokenizer, processor = load_vision_tokenizer(model)
         token = image_token(processor)
     check_readers(tokenizer, "--actor.model_name_or_path", model, others)
+    sizes = [text_dimension(path, "vocab_size") for path in (model, others.get("--ref.model_name_or_path", model))]
+    return Readers(
+        tokenizer=tokenizer,
+        vision=vision,
+        image_token=token,
+        vocab_sizes=(sizes[0], min(sizes)),
+        hidden_size=text_dimension(model, "hidden_size"),
+    )
+
+
+def prepare(config: TrainPPOConfig, checked: Checked | None = None) -> Prepared:
+    """Check and load what the controller itself needs: tokenizer and data. Loads no model, but torch."""
+    checked = checked or check(config)
+    check_plugins(config, checked.plugins)
+    readers = read_models(config, checked.model, checked.others)
+    tokenizer, token = readers.tokenizer, readers.image_token
     budget = config.rollout.max_new_tokens
     load = partial(
         load_prompts, config.data, tokenizer, max_new_tokens=budget, seed=config.train.seed, image_token=token
@@ -112,24 +137,44 @@ def prepare(config: TrainPPOConfig, checked: Checked | None = None) -> Prepared:
     evaluation = load(dataset=config.eval.dataset, split=config.eval.split) if config.evaluates else None
     there = prompts or evaluation
     assert there is not None, "the rules ask for --eval.dataset where nothing is trained"
-    sizes = [text_dimension(path, "vocab_size") for path in (model, others.get("--ref.model_name_or_path", model))]
     return Prepared(
-        model_path=model,
+        model_path=checked.model,
         tokenizer=tokenizer,
-        vocab_size=sizes[0],
-        shared_vocab=min(sizes),
+        vocab_size=readers.vocab_sizes[0],
+        shared_vocab=readers.vocab_sizes[1],
         teacher_servers=check_teacher_servers(config, tokenizer) if config.ref.remote_url is not None else None,
-        hidden_size=text_dimension(model, "hidden_size"),
+        hidden_size=readers.hidden_size,
         prompts=there,
         eval_prompts=[] if evaluation is None else evaluation.items(),
         reward_file=checked.reward_file,
         reward_urls=checked.reward_urls,
         agent_file=checked.agent_file,
         plugins=checked.plugins,
-        vision=vision,
+        vision=readers.vision,
         stop_token_ids=turn_stops(tokenizer)
         if config.data.apply_chat_template or checked.agent_file is not None
         else (),
+    )
+
+
+def prepare_models(config: TrainPPOConfig, *, prompts: int) -> Prepared:
+    """What a run without sampling needs. prompts: how many an episode had, by which the learning rate falls."""
+    model = check_model(config.actor.model_name_or_path, "--actor.model_name_or_path")
+    plugins = read_plugins(config)
+    check_plugins(config, plugins)
+    readers = read_models(config, model, other_models(config))
+    teacher = check_teacher_servers(config, readers.tokenizer) if config.ref.remote_url is not None else None
+    return Prepared(
+        model_path=model,
+        tokenizer=readers.tokenizer,
+        vocab_size=readers.vocab_sizes[0],
+        shared_vocab=readers.vocab_sizes[1],
+        teacher_servers=teacher,
+        hidden_size=readers.hidden_size,
+        prompts=UnreadPrompts(prompts),
+        eval_prompts=[],
+        plugins=plugins,
+        vision=readers.vision,
     )
 
 
@@ -146,6 +191,14 @@ def check_prompts_at_sight(config: TrainPPOConfig) -> None:
         check_at_sight(data.prompt_dataset, fields, split=data.prompt_split, flag="--data.prompt_dataset")
     if config.evaluates:
         check_at_sight(config.eval.dataset, fields, split=config.eval.split, flag="--eval.dataset")
+
+
+def check_adapters(config: TrainPPOConfig, model: str) -> None:
+    """ValueError when `--ds.lora.target_modules` names a module that the actor does not have."""
+    if config.ds.lora.rank > 0:
+        from openrlhf.learner.lora import check_targets
+
+        check_targets(model, config.ds.lora)
 
 
 def check_vision(config: TrainPPOConfig, model: str) -> VisionModel | None:
@@ -186,6 +239,9 @@ def check_model(path: str | None, flag: str) -> str:
                 f"{flag} {path!r}: this is a checkpoint that training goes on from, no model; give its export, the "
                 f"folder {folder.name + '_hf'!r} that --ckpt.save_hf writes beside it"
             )
+        if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+            fix = "merge it into its base first: python3 -m openrlhf.cli.lora_combiner"
+            raise FileNotFoundError(f"{flag} {path!r} is an adapter, not a model; {fix}")
         if not (folder / "config.json").is_file():
             raise FileNotFoundError(f"{flag} {path!r}: the folder has no config.json, so it is no Hugging Face model")
         return str(folder)

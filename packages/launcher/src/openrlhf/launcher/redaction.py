@@ -162,8 +162,8 @@ def remember(secrets: Iterable[str]) -> None:
 
 
 def remember_variables(environ: Mapping[str, str]) -> None:
-    """Remember the values of the variables whose names say that they are secret."""
-    remember(value for name, value in environ.items() if is_secret_name(name))
+    """Remember the values of the variables whose names say that they are secret; PWD is the shell's folder."""
+    remember(value for name, value in environ.items() if is_secret_name(name) and name != "PWD")
 
 
 def secrets_of_words(argv: Iterable[str]) -> list[str]:

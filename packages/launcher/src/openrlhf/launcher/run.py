@@ -7,11 +7,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from openrlhf.launcher import signals
 from openrlhf.launcher.commands import TRAIN_PPO_RAY
 from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.record.place import record_folder
 from openrlhf.launcher.redaction import configure_logging, report_error
 
 if TYPE_CHECKING:
@@ -71,11 +73,15 @@ async def _train(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster) -
     from openrlhf.launcher.horizon import rollout_step_horizon
     from openrlhf.launcher.logging.logger import RunLogger
     from openrlhf.launcher.ray.start import start_parts
+    from openrlhf.launcher.record.run_record import open_record
+    from openrlhf.launcher.saved import config_toml
     from openrlhf.launcher.trainer.loop import Trainer
 
     logger = RunLogger(config, steps=rollout_step_horizon(config.rollout, config.train, len(prepared.prompts)))
     try:
-        parts = await start_parts(config, prepared, cluster, logger)
+        toml, count = config_toml(TRAIN_PPO_RAY, config), len(prepared.prompts)
+        record = open_record(config, prepared.tokenizer, run=logger.run_id, toml=toml, prompts=count)
+        parts = replace(await start_parts(config, prepared, cluster, logger), record=record)
         trainer = Trainer(config, parts)
         signals.on_warning(trainer.stop_after_step)
         try:
@@ -92,6 +98,8 @@ def print_summary(config: TrainPPOConfig, summary: RunSummary) -> None:
     lines = [f"done: {summary.steps} steps, {summary.optimizer_steps} optimiser steps"]
     lines += [f"  {key} {value:.4g}" for key, value in sorted(summary.evaluation.items()) if "pass" in key]
     lines.append(f"  model: {config.ckpt.output_dir}")
+    if (record := record_folder(config)) is not None:
+        lines.append(f"  record: {record}")
     if config.logger.tensorboard_dir:
         lines.append(f"  TensorBoard: tensorboard --logdir {config.logger.tensorboard_dir}")
     sys.stdout.write("\n".join(lines) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +31,7 @@ class SampleInfo:
     clipped: bool = False  # reached data.max_len
     prompt_length: int = 0  # tokens before the first sampled one
     extra_logs: Mapping[str, float] = field(default_factory=dict)
+    answer: int = 0  # a checksum of the sampled tokens: equal answers have equal ones
 
     @property
     def unscored(self) -> bool:
@@ -86,7 +88,7 @@ class SampleRef:
     """Where one training sample lies: `handle` resolves to a list of trajectories, this is number `position`.
 
     index: the sample's number in the rollout batch. reward: shaped, after the baseline. length: tokens in all.
-    prompt_length: how many of them all samples behind this handle begin with.
+    prompt_length: how many of them all samples behind this handle begin with. raw, score: before shaping.
     """
 
     handle: Any
@@ -95,6 +97,8 @@ class SampleRef:
     reward: float
     length: int
     prompt_length: int = 0
+    raw: float | None = None
+    score: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,4 +151,5 @@ def sample_info(trajectory: Trajectory, *, max_len: int) -> SampleInfo:
         clipped=len(sample.token_ids) >= max_len,
         prompt_length=sample.prompt_length,
         extra_logs=dict(sample.extra_logs),
+        answer=zlib.crc32(repr([t for t, own in zip(sample.token_ids, sample.trainable, strict=True) if own]).encode()),
     )

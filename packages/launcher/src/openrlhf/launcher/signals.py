@@ -9,7 +9,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 log = logging.getLogger(__name__)
@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 HANDLED = (signal.SIGINT, signal.SIGTERM)
 SAVED_EXIT = 85
 """Exit code of a run that was warned, has written a checkpoint and wants to be started again with it."""
+ALARM_EXIT = 86
+"""Exit code of a run that --logger.health stop has ended, with a checkpoint."""
 
 
 class Interrupted(SystemExit):
@@ -30,10 +32,23 @@ class Interrupted(SystemExit):
 class StoppedAfterSave(Exception):  # noqa: N818  not an error: the run goes on elsewhere
     """The run was warned and has saved what --ckpt.* asks for. resumable: without --ckpt.disable_ds."""
 
+    status = SAVED_EXIT
+    why = ""
+
     def __init__(self, step: int, *, resumable: bool) -> None:
         then = "a checkpoint was written; resume with --ckpt.load_enable"
         otherwise = "--ckpt.disable_ds left the checkpoint out, a restart begins anew"
-        super().__init__(f"stopped after step {step}; {then if resumable else otherwise}")
+        super().__init__(f"stopped after step {step}{self.why}; {then if resumable else otherwise}")
+
+
+class StoppedByAlarm(StoppedAfterSave):
+    """--logger.health stop has ended the run. names: of the alarms."""
+
+    status = ALARM_EXIT
+
+    def __init__(self, step: int, names: Sequence[str], *, resumable: bool) -> None:
+        self.why = f" by --logger.health stop ({', '.join(names)})"
+        super().__init__(step, resumable=resumable)
 
 
 _received: signal.Signals | None = None
@@ -51,7 +66,7 @@ def received() -> signal.Signals | None:
 def saved(stop: StoppedAfterSave) -> int:
     """Say that a warned run has ended, and what was saved; returns its exit code."""
     log.warning("%s", stop)
-    return SAVED_EXIT
+    return stop.status
 
 
 def install() -> None:

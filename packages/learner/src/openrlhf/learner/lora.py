@@ -10,6 +10,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from openrlhf.learner.collective import rank_and_world
@@ -61,6 +62,24 @@ def add_adapters(model: Any, config: LoraConfig, *, within: nn.Module | None = N
     except ValueError as error:
         there = f"linear ones are {', '.join(_linear_names(model))}"
         raise ValueError(f"`ds.lora.target_modules` {' '.join(targets)}: {error}; {there}") from error
+
+
+def check_targets(model_path: str, config: LoraConfig) -> None:
+    """What `add_adapters` says of the names of modules, without the model's weights. Raises ValueError."""
+    targets = list(config.target_modules)
+    if targets == [ALL]:
+        return
+    from transformers import AutoConfig
+
+    settings = AutoConfig.from_pretrained(model_path)
+    with torch.device("meta"):
+        _check_targets(_language_model(settings).from_config(settings), targets)
+
+
+def _language_model(config: Any) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
 
 
 def _check_targets(model: Any, targets: list[str]) -> None:
@@ -146,7 +165,8 @@ def _write_adapter(module: LearnerModule, state: dict[str, Tensor], folder: Path
     settings = copy(module.model.peft_config[ADAPTER])
     settings.base_model_name_or_path = source
     settings.inference_mode = True
-    settings.task_type = "SEQ_CLS" if module.scalar else "CAUSAL_LM"
+    sees = hasattr(module.model.config, "vision_config")  # peft has no word for it
+    settings.task_type = "SEQ_CLS" if module.scalar else None if sees else "CAUSAL_LM"
     settings.modules_to_save = [HEAD] if module.scalar else None
     settings.save_pretrained(str(folder))
     save_file(state, str(folder / WEIGHTS), {"format": "pt"})
@@ -173,7 +193,7 @@ def merge(base: str, adapter: str, output: str, *, reward_model: bool, dtype: An
     Raises ValueError: no adapter there, or one of another kind of model.
     """
     peft = import_peft()
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
     settings = _adapter_settings(Path(adapter))
     holds_head = HEAD in (settings.get("modules_to_save") or [])
@@ -184,7 +204,7 @@ def merge(base: str, adapter: str, output: str, *, reward_model: bool, dtype: An
         kind = AutoModelForSequenceClassification
         model: Any = load_pretrained(kind, base, fresh=(HEAD,), num_labels=1, dtype=dtype)
     else:
-        model = load_pretrained(AutoModelForCausalLM, base, dtype=dtype)
+        model = load_pretrained(_language_model(AutoConfig.from_pretrained(base)), base, dtype=dtype)
     merged = peft.PeftModel.from_pretrained(model, adapter).merge_and_unload()
     if reward_model:
         merged.config.value_head_prefix = HEAD

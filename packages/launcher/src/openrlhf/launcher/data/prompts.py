@@ -84,6 +84,19 @@ class PromptDataset:
         return [replace(self.item(i, position=i), group_id=f"eval-p{i}") for i in range(len(self))]
 
 
+class UnreadPrompts(PromptDataset):
+    """So many prompts of which only the number is known."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def item(self, index: int, *, episode: int = 0, position: int = 0) -> PromptItem:
+        raise RuntimeError("these prompts were not read")
+
+
 def load_prompts(
     data: DataConfig,
     tokenizer: Any,

@@ -135,10 +135,22 @@ def _own(config: TrainPPOConfig | SupervisedConfig, run: RunIdentity) -> list[Si
     return [] if config.logger.path is None else [load_sink(config.logger.path)(masked(config), run)]
 
 
+def _prometheus(config: TrainPPOConfig | SupervisedConfig, run: RunIdentity) -> list[Sink]:
+    logger = config.logger
+    if logger.prometheus_port is None:
+        return []
+    from openrlhf.launcher.logging.prometheus_sink import PrometheusSink
+
+    sink = PrometheusSink(logger.prometheus_host, logger.prometheus_port, logger.wandb.run_name)
+    log.info("metrics for Prometheus: http://%s:%d/metrics", logger.prometheus_host, sink.port)
+    return [sink]
+
+
 SINKS: dict[str, Callable[[TrainPPOConfig | SupervisedConfig, RunIdentity], list[Sink]]] = {
     "TensorBoard": _files,
     WandbSink.name: _wandb,
     "--logger.path": _own,
+    "Prometheus": _prometheus,
 }
 """What makes the sinks beside the progress line, none where the options do not ask for one, by their name."""
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from openrlhf.agents.types import Trajectory
 from openrlhf.core.batch import Batch, pad_rows
 from openrlhf.launcher.ranks.images import ImageTensors, image_rows
-from openrlhf.launcher.samples import cut
+from openrlhf.launcher.samples import SampleRef, cut
 
 PerSample = Mapping[int, Tensor]
 """Sample index -> float32 values of its trainable tokens, in order."""
@@ -30,16 +30,33 @@ Sums = dict[str, tuple[float, float]]
 """Metric -> (sum, count) over one rank."""
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where a row comes from: the trajectory without its tokens, and how the trainer referred to it."""
+
+    trajectory: Trajectory
+    sample: SampleRef
+
+    @staticmethod
+    def of(trajectory: Trajectory, sample: SampleRef, max_len: int) -> Origin:
+        """What is left of a sample when its tokens are in tensors; nothing of it holds the group's handle."""
+        empty = {"token_ids": (), "trainable": (), "logprobs": (), "versions": ()}
+        return Origin(replace(cut(trajectory, max_len), **empty), replace(sample, handle=None))
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankBatch:
     """One rank's share of a rollout batch, as far as it has been prepared.
 
     batch: all samples of the share. rows: those of every mini-batch. metrics: what preparing it measured.
+    origins: of every row what the tensors do not tell. step: the number of the rollout batch, counted from 1.
     """
 
     batch: Batch
     rows: Sequence[Sequence[int]]
     metrics: Sums = field(default_factory=dict)
+    origins: Sequence[Origin] = ()
+    step: int = 0
 
     def with_(self, **tensors: Any) -> RankBatch:
         """A copy whose batch has these fields replaced."""
@@ -110,6 +127,30 @@ def build_batch(
     )
 
 
+def load_batch(
+    shares: Sequence[Sequence[SampleRef]],
+    trajectories: Sequence[Trajectory],
+    *,
+    max_len: int,
+    pad_token_id: int,
+    image_processor: ImageTensors | None,
+) -> RankBatch:
+    """A rank's samples as they came, by mini-batch. trajectories: of each of them. The rest as `build_batch`."""
+    samples = [sample for share in shares for sample in share]
+    positions = iter(range(len(samples)))
+    rows = [[next(positions) for _ in share] for share in shares]
+    batch = build_batch(
+        trajectories,
+        indices=[s.index for s in samples],
+        rewards=[s.reward for s in samples],
+        max_len=max_len,
+        pad_token_id=pad_token_id,
+        image_processor=image_processor,
+    )
+    origins = [Origin.of(t, s, max_len) for t, s in zip(trajectories, samples, strict=True)]
+    return RankBatch(batch=batch, rows=rows, origins=origins)
+
+
 def _images(rows: Sequence[Trajectory], processor: ImageTensors | None) -> dict[str, list[Any]] | None:
     if not any(row.images for row in rows):
         return None
@@ -147,7 +188,8 @@ def told_rows(batch: Batch, parts: Sequence[ToldPerSample]) -> list[dict[str, Te
 
 
 def prepared_sums(batch: Batch, rewards: Tensor, kl: Tensor | None) -> Sums:
-    """Sums over this rank: KL per token, return per sample, moments and extremes of the advantages.
+    """Sums over this rank: KL per token, return per sample, moments and extremes of the advantages, and the entropy as
+    the engine's log-probs of what it sampled tell it.
 
     The KL is 0 without a reference model; with the KL or a divergence as a loss `update` measures it.
     """
@@ -162,6 +204,8 @@ def prepared_sums(batch: Batch, rewards: Tensor, kl: Tensor | None) -> Sums:
         "train/advantage_min": (float(chosen.min()) if len(chosen) else float("inf"), 1.0),
         "train/advantage_max": (float(chosen.max()) if len(chosen) else float("-inf"), 1.0),
     }
+    if batch.rollout_logprobs is not None:
+        sums["rollout/entropy"] = (-float(batch.rollout_logprobs[mask].sum()), tokens)
     if kl is not None:
         sums["train/kl"] = (float(kl.sum()), tokens)
     elif batch.ref_logprobs is None and batch.teacher is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from openrlhf.core.config import AlgoConfig, PolicyLossConfig
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.plugins import NO_PLUGINS, Plugins
+from openrlhf.launcher.record.place import RecordPlace
 
 if TYPE_CHECKING:
     from openrlhf.learner.teaching import Lesson
@@ -19,7 +20,7 @@ class RankConfig:
 
     agg_constant: divisor of loss_agg_mode seq-mean-token-sum-norm. processor_path: of a vision-language model.
     images: whether samples may come with images. plugins: the user's functions in the place of ours.
-    shared_vocab: token ids that policy and reference both have.
+    shared_vocab: token ids that policy and reference both have. record: where the policy's ranks record samples.
     """
 
     algo: AlgoConfig
@@ -33,6 +34,7 @@ class RankConfig:
     shared_vocab: int | None = None
     force_old_logprobs: bool = False
     plugins: Plugins = NO_PLUGINS
+    record: RecordPlace | None = None
 
     @property
     def lesson(self) -> Lesson | None:
@@ -52,6 +54,7 @@ def rank_config(
     processor_path: str | None = None,
     shared_vocab: int | None = None,
     plugins: Plugins = NO_PLUGINS,
+    record: RecordPlace | None = None,
 ) -> RankConfig:
     """From the resolved configuration."""
     return RankConfig(
@@ -65,4 +68,5 @@ def rank_config(
         images=config.data.max_images_per_prompt > 0,
         plugins=plugins,
         shared_vocab=shared_vocab,
+        record=record,
     )

@@ -30,8 +30,8 @@ from openrlhf.launcher.ranks.batches import (
     Sums,
     ToldPerSample,
     add_sums,
-    build_batch,
     gather_trainable,
+    load_batch,
     metric_names,
     prepared_sums,
     scatter_trainable,
@@ -39,6 +39,7 @@ from openrlhf.launcher.ranks.batches import (
 )
 from openrlhf.launcher.ranks.config import RankConfig
 from openrlhf.launcher.ranks.images import image_probe
+from openrlhf.launcher.ranks.recording import Recorder
 from openrlhf.launcher.samples import SampleRef
 from openrlhf.launcher.vision import ImageProcessor, load_processor
 from openrlhf.learner.following import Following
@@ -71,19 +72,15 @@ class Rank:
     def load(self, shares: Shares) -> RankBatch:
         """Fetch this rank's samples and make tensors of them."""
         samples = [sample for share in shares for sample in share]
-        positions = iter(range(len(samples)))
-        rows = [[next(positions) for _ in share] for share in shares]
         keys = list({id(s.handle): s.handle for s in samples}.values())
         groups = dict(zip(map(id, keys), self._resolve("samples", keys), strict=True))
-        batch = build_batch(
+        return load_batch(
+            shares,
             [groups[id(s.handle)][s.position] for s in samples],
-            indices=[s.index for s in samples],
-            rewards=[s.reward for s in samples],
             max_len=self.config.max_len,
             pad_token_id=self.config.pad_token_id,
             image_processor=self._images,
         )
-        return RankBatch(batch=batch, rows=rows)
 
     def fetch(self, batch: Batch, what: str, parts: Sequence[Any]) -> Tensor:
         """What other ranks computed for the trainable tokens, [B, T]. parts: handles of their `PerSample`s."""
@@ -224,6 +221,7 @@ class PolicyRank(TrainedRank, ReferenceRank):
         loss, advantages = config.plugins.loss, config.plugins.advantages
         self._loss: PolicyLossFunction = policy_loss if loss is None else loss.load()
         self._advantages: Advantages | None = None if advantages is None else advantages.load()
+        self._recorder = Recorder.of(config.record, learner.spec.ds.tensor_parallel_size)
 
     def sampled(self, shares: Shares) -> RankBatch:
         """The share with old log-probs and, where sampling is truncated, the tokens that it kept: for `prepare`."""
@@ -250,12 +248,13 @@ class PolicyRank(TrainedRank, ReferenceRank):
         kl_coef: float,
         told: Sequence[Any] = (),
         layer: Sequence[Any] = (),
+        step: int = 0,
     ) -> RankBatch:
         """Old log-probs where they are needed, KL, advantages and returns.
 
         share: this rank's samples, or what `sampled` made of them.
         scores: fields in `SCORES` -> handles of what the ranks of another role computed for them. told: handles of what
-        a teacher's ranks told of distributions. layer: of the teacher's output layer, the first time that it is needed.
+        a teacher's ranks told of distributions. layer: of its output layer, the first time. step: the batch's number.
         Old log-probs are not needed when the batch is trained on in one optimiser step: then the ratio is 1.
         """
         loaded = share if isinstance(share, RankBatch) else self.load(share)
@@ -298,7 +297,7 @@ class PolicyRank(TrainedRank, ReferenceRank):
         metrics = loaded.metrics | prepared_sums(batch, rewards, kl)
         if self.config.policy_loss.clip_cov_share is not None:
             batch, metrics["train/clip_cov"] = self._clip_cov(batch, self.config.policy_loss.clip_cov_share)
-        return replace(loaded, batch=batch, metrics=metrics)
+        return replace(loaded, batch=batch, metrics=metrics, step=step)
 
     def _clip_cov(self, batch: Batch, share: float) -> tuple[Batch, tuple[float, float]]:
         """The batch with advantage 0 at the tokens that `clip_cov` leaves out, and their share as (sum, count)."""
@@ -364,7 +363,8 @@ class PolicyRank(TrainedRank, ReferenceRank):
 
         members: see `RankBatch.dealt`.
         """
-        return self._steps(prepared.dealt(members), self.objective(prepared.batch, kl_coef), order, freeze)
+        with self._recorder.watching(prepared, self.objective(prepared.batch, kl_coef)) as objective:
+            return self._steps(prepared.dealt(members), objective, order, freeze)
 
     def objective(self, batch: Batch, kl_coef: float) -> PolicyObjective:
         """The loss of a prepared batch."""

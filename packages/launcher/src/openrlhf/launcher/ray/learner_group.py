@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from openrlhf.launcher.outputs import critic_folder
 from openrlhf.launcher.ranks.batches import combine_sums
@@ -18,7 +19,6 @@ from openrlhf.launcher.ranks.roles import CriticRank, PolicyRank, ReferenceRank,
 from openrlhf.launcher.ray.calls import gather
 from openrlhf.launcher.ray.learner_actor import WORK_TIMEOUT, LearnerActor
 from openrlhf.launcher.ray.rank_group import RankGroup, Refs
-from openrlhf.launcher.ray.weight_push import WeightPush
 from openrlhf.launcher.samples import SampleRef
 from openrlhf.launcher.trainer.protocols import Prepared
 
@@ -49,6 +49,16 @@ class OnRanks:
     critic: Refs
 
 
+class Push(Protocol):
+    """How the policy's weights get to the engines. lock: of the devices that both use."""
+
+    lock: asyncio.Lock
+
+    def alone(self) -> AbstractAsyncContextManager[Any]: ...
+
+    async def push(self, policy: RankGroup[PolicyRank], version: int) -> dict[str, float]: ...
+
+
 class RayLearner:
     """The `Learner` of a run."""
 
@@ -56,7 +66,7 @@ class RayLearner:
         self,
         *,
         policy: RankGroup[PolicyRank],
-        push: WeightPush,
+        push: Push,
         reference: RankGroup[ReferenceRank] | None = None,
         critic: RankGroup[CriticRank] | None = None,
         reward: RankGroup[RewardRank] | None = None,
@@ -92,11 +102,11 @@ class RayLearner:
         assert self.reward is not None, "a reward role is placed when rewards come from an in-cluster model"
         return self.reward
 
-    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> Prepared:
+    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float, step: int = 0) -> Prepared:
         async with self._push.alone():
-            return await self._prepare(mini_batches, kl_coef)
+            return await self._prepare(mini_batches, kl_coef, step)
 
-    async def _prepare(self, mini_batches: Sequence[Sequence[SampleRef]], kl_coef: float) -> Prepared:
+    async def _prepare(self, mini_batches: Sequence[Sequence[SampleRef]], kl_coef: float, step: int) -> Prepared:
         policy, critic, reference = self.policy, self.critic, self.reference
         scores: dict[str, Refs] = {}
         valued: list[Any] = []
@@ -132,6 +142,7 @@ class RayLearner:
                 kl_coef=kl_coef,
                 told=parts_for(number, world, told),
                 layer=layer,
+                step=step,
             )
             for number, (rank, share) in enumerate(zip(policy.ranks, own, strict=True))
         ]

@@ -40,13 +40,14 @@ from openrlhf.launcher.ray.engine_actor import EngineActor, engine_actor
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.ray.engine_watch import INTERVAL, EngineWatch
 from openrlhf.launcher.ray.learner_actor import ACTORS, LearnerActor, RankAddress, RemoteReferenceActor
-from openrlhf.launcher.ray.learner_group import RayLearner
+from openrlhf.launcher.ray.learner_group import Push, RayLearner
 from openrlhf.launcher.ray.placement import Reservation
 from openrlhf.launcher.ray.rank_group import RankGroup
 from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.ray.rollout import RayRollout
 from openrlhf.launcher.ray.warm import runtime_env
 from openrlhf.launcher.ray.weight_push import Pause, WeightPush, check_plan
+from openrlhf.launcher.record.place import record_place
 from openrlhf.launcher.resolve import adapter_targets
 from openrlhf.launcher.rules.violation import value_at
 from openrlhf.launcher.saved import config_toml
@@ -140,7 +141,7 @@ Groups = dict[str, tuple[RankGroup[Any], Callable[[], Awaitable[Any]]]]
 """By role: its ranks, and what sets them up once their processes are there."""
 
 
-def ray_learner(config: TrainPPOConfig, groups: Mapping[str, RankGroup[Any]], push: WeightPush) -> RayLearner:
+def ray_learner(config: TrainPPOConfig, groups: Mapping[str, RankGroup[Any]], push: Push) -> RayLearner:
     """The learner over the ranks of every role that the run has."""
     return RayLearner(
         policy=groups["policy"],
@@ -240,6 +241,7 @@ def start_learners(
         processor_path=processor,
         shared_vocab=prepared.shared_vocab,
         plugins=prepared.plugins,
+        record=record_place(config),
     )
     if prepared.teacher_servers is not None:
         remote = ray.remote(RemoteReferenceActor).options(num_cpus=0, runtime_env={"env_vars": dict(environment)})

@@ -31,9 +31,15 @@ def record_folder(config: TrainPPOConfig) -> Path | None:
     return Path(config.ckpt.path).expanduser() / FOLDER / logger.wandb.run_name
 
 
-def record_place(config: TrainPPOConfig, *, ranks: int) -> RecordPlace | None:
-    """The same for one of so many ranks that write."""
+def writing_ranks(config: TrainPPOConfig) -> int:
+    """How many of the policy's ranks write samples: one of those that hold a model together."""
+    return config.actor.world_size // config.ds.tensor_parallel_size
+
+
+def record_place(config: TrainPPOConfig) -> RecordPlace | None:
+    """What each of them is told."""
     folder = record_folder(config)
     if folder is None:
         return None
-    return RecordPlace(folder=folder, max_bytes=int(config.logger.record_max_gib * 2**30 / ranks))
+    room = int(config.logger.record_max_gib * 2**30 / writing_ranks(config))
+    return RecordPlace(folder=folder, max_bytes=room)

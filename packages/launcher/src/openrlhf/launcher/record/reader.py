@@ -46,11 +46,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+DEPTH = 5
+
 
 def find_records(folder: Path | str) -> list[Path]:
-    """The records in a folder, the newest last: itself, or what lies at most three levels below it."""
+    """The records in a folder, the newest last: itself, or what lies at most `DEPTH` levels below it."""
     root = Path(folder).expanduser()
-    found = [path.parent for depth in ("", "*/", "*/*/", "*/*/*/") for path in root.glob(depth + ABOUT)]
+    found = [path.parent for depth in range(DEPTH + 1) for path in root.glob("*/" * depth + ABOUT)]
     return sorted(found, key=lambda path: (path / ABOUT).stat().st_mtime)
 
 
@@ -79,7 +81,7 @@ class Record:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """format, run (its id), name, ranks."""
+        """format, run (its id), name, ranks, prompts (of an episode)."""
         return json.loads((self.folder / ABOUT).read_text(encoding="utf-8"))
 
     @property

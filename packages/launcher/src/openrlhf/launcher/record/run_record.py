@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.logging.values import finite
 from openrlhf.launcher.record.files import (
     ABOUT,
@@ -24,9 +25,11 @@ from openrlhf.launcher.record.files import (
     TOKENIZER,
     step_files,
 )
+from openrlhf.launcher.record.place import record_folder, writing_ranks
 from openrlhf.launcher.record.schema import FORMAT
 from openrlhf.launcher.redaction import redact
 from openrlhf.launcher.samples import Group, SampleRef
+from openrlhf.launcher.saved import saved_run_id
 from openrlhf.learner.folders.files import replace_file
 
 log = logging.getLogger(__name__)
@@ -37,11 +40,14 @@ OWN = (ABOUT, CONFIG, TOKENIZER, STEPS, ALARMS, SAMPLES, IMAGES)
 class RunRecord:
     """Writes what the trainer knows of every step. The folder is there, and held by this run.
 
-    run: the run's id and name. ranks: how many write samples. goes_on: the run was started before.
+    run: the run's id and name. ranks: how many write samples. goes_on: the run was started before. prompts: how many an
+    episode has.
     Raises ValueError where the folder holds files of these names that are no record.
     """
 
-    def __init__(self, folder: Path, *, run: str, name: str, ranks: int, goes_on: bool, config_toml: str) -> None:
+    def __init__(
+        self, folder: Path, *, run: str, name: str, ranks: int, goes_on: bool, config_toml: str, prompts: int = 0
+    ) -> None:
         self.folder = folder
         self._failed = False
         taken = [own for own in OWN if (folder / own).exists()]
@@ -52,7 +58,8 @@ class RunRecord:
             )
         if taken and not goes_on:
             step_aside(folder)
-        about = {"format": FORMAT, "run": run, "name": name, "ranks": ranks}
+        folder.mkdir(parents=True, exist_ok=True)
+        about = {"format": FORMAT, "run": run, "name": name, "ranks": ranks, "prompts": prompts}
         replace_file(folder / CONFIG, config_toml)
         replace_file(folder / ABOUT, json.dumps(about) + "\n")
 
@@ -132,6 +139,19 @@ class RunRecord:
                     type(error).__name__,
                     error,
                 )
+
+
+def open_record(config: TrainPPOConfig, tokenizer: Any, *, run: str, toml: str, prompts: int) -> RunRecord | None:
+    """The record of a resolved configuration's run, where it has one. tokenizer: of transformers. run: its id."""
+    folder = record_folder(config)
+    if folder is None:
+        return None
+    goes_on = saved_run_id(config) is not None
+    name, ranks = config.logger.wandb.run_name, writing_ranks(config)
+    about: dict[str, Any] = {"run": run, "name": name, "ranks": ranks, "prompts": prompts}
+    record = RunRecord(folder, **about, goes_on=goes_on, config_toml=toml)
+    record.tokenizer(tokenizer.backend_tokenizer.save)
+    return record
 
 
 def step_aside(folder: Path) -> Path:

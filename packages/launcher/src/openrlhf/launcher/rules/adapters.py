@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine
@@ -30,6 +31,13 @@ def adapters(c: C, m: Machine) -> Found:
         yield broken(c, "ds.lora.alpha", "it must be at least 1", "--ds.lora.alpha 16")
 
 
+def installed(c: C, m: Machine) -> Found:
+    """The package that makes adapters."""
+    if c.ds.lora.rank > 0 and find_spec("peft") is None:
+        fix = "pip install 'openrlhf-learner[lora]'"
+        yield broken(c, "ds.lora.rank", "adapters need the package peft, which is not installed", fix)
+
+
 def four_bit(c: C, m: Machine) -> Found:
     """What 4-bit weights need."""
     if not c.ds.load_in_4bit:
@@ -48,4 +56,4 @@ def compiled(c: TrainPPOConfig, m: Machine) -> Found:
         yield broken(c, "ds.deepcompile ds.lora.rank", problem, "leave --ds.deepcompile out")
 
 
-RULES: tuple[Rule, ...] = (adapters, four_bit)
+RULES: tuple[Rule, ...] = (adapters, installed, four_bit)

@@ -215,7 +215,7 @@ def lora_4bit(folder: Path) -> Outcome:
 
 
 def _adapters(folder: Path, ds: DsConfig) -> Outcome:
-    """Steps of adapters; the reference under them; and the model that engines get, read in full precision."""
+    """Steps of adapters; the reference under them; the model that engines get, read whole; a checkpoint."""
     from transformers import AutoModelForCausalLM
 
     model, batch = make_model(folder / "model"), small_batch()
@@ -231,9 +231,16 @@ def _adapters(folder: Path, ds: DsConfig) -> Outcome:
     merged: Any = AutoModelForCausalLM.from_pretrained(model, dtype=next(iter(weights.values())).dtype)
     merged.save_pretrained(folder / "merged", state_dict=weights)
     spec = LearnerSpec(role=Role.REFERENCE, model_path=str(folder / "merged"), ds=settings())
+    learner.save_checkpoint(str(folder / "checkpoint"))
     own, engines = learner.score(batch).logprobs, Learner(spec).score(batch).logprobs
+    take_steps(learner, batch, 1)
+    learner.load_checkpoint(str(folder / "checkpoint"))
+    again = learner.score(batch).logprobs
+    assert again is not None
     assert own is not None
     assert engines is not None
+    if not torch.equal(again, own):
+        raise CheckError("a checkpoint brings back other adapters than were saved")
     mean = float((own - engines)[batch.action_mask].double().abs().mean())
     if not mean <= SAME_LOSS[dtype()] * float(own[batch.action_mask].double().abs().mean()):
         raise CheckError(f"merged for the engines the model computes something else: mean |difference| {mean:.3g}")

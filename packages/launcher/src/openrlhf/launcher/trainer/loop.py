@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,10 +17,13 @@ from openrlhf.agents.types import PromptItem
 from openrlhf.core.kl import KLController
 from openrlhf.core.rewards import RunningRewardNorm
 from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.health.observation import observe
+from openrlhf.launcher.health.watch import health_watch
 from openrlhf.launcher.logging.values import sum_metrics
+from openrlhf.launcher.record.run_record import RunRecord
 from openrlhf.launcher.samples import Group
 from openrlhf.launcher.saved import RUN
-from openrlhf.launcher.signals import StoppedAfterSave
+from openrlhf.launcher.signals import StoppedAfterSave, StoppedByAlarm
 from openrlhf.launcher.trainer.asynchronous import AsyncPipeline
 from openrlhf.launcher.trainer.checkpoints import Checkpoints
 from openrlhf.launcher.trainer.evaluation import evaluate, evaluation_metrics
@@ -29,12 +32,15 @@ from openrlhf.launcher.trainer.pipeline import Pipeline, SyncPipeline, late_fail
 from openrlhf.launcher.trainer.plan import cut_mini_batches, epoch_order, epoch_seed
 from openrlhf.launcher.trainer.protocols import Learner, MetricSink, Prepared, PromptSource, Rollout
 from openrlhf.launcher.trainer.shaping import ShapedBatch, shape_groups
+from openrlhf.launcher.trainer.step_metrics import Throughput, over_epochs, staleness
 from openrlhf.launcher.trainer.untrained import Collected, Untrained
 
 log = logging.getLogger(__name__)
 
 LOGGED_SAMPLES = 2
 """Samples of the first group that are logged as text."""
+RECORDED = ("state", "kl", "reward_norm")
+"""What a record holds of the trainer's state before a step."""
 
 
 @dataclass
@@ -70,6 +76,9 @@ class TrainerParts:
     sources: dict[str, str] = field(default_factory=dict)
     start_metrics: dict[str, float] = field(default_factory=dict)
     """Logged with the first step of this run."""
+    record: RunRecord | None = None
+    pipeline: Pipeline | None = None
+    """Where batches come from; None: they are sampled, as the configuration says."""
     clock: Callable[[], float] = time.perf_counter
 
 
@@ -83,12 +92,11 @@ class Trainer:
     def __init__(self, config: TrainPPOConfig, parts: TrainerParts) -> None:
         self.config = config
         self.parts = parts
+        self.record = parts.record
         self.state = TrainerState()
         self.kl = KLController(config.algo.kl)
         self.norm = RunningRewardNorm() if config.reward.normalize_enable else None
-        kind = AsyncPipeline if config.train.async_enable else SyncPipeline
-        rewards = reward_stream(config, parts.learner)
-        self.pipeline: Pipeline = kind(config, parts.rollout, parts.prompts, rewards)
+        self.pipeline = parts.pipeline or self._sampling()
         self.metrics: dict[str, float] = {}
         self._start_metrics = parts.start_metrics
         self.evaluation: dict[str, float] = {}
@@ -96,8 +104,16 @@ class Trainer:
         self.checkpoints = Checkpoints(
             config.ckpt, parts.rollout, parts.learner, config_toml=parts.config_toml, sources=parts.sources
         )
+        self._throughput = Throughput.of(config)
+        self._health = health_watch(config)
+        self._alarms: list[str] = []
         self._stop = False
         self._evaluation: asyncio.Task[None] | None = None
+
+    def _sampling(self) -> Pipeline:
+        config, parts = self.config, self.parts
+        kind = AsyncPipeline if config.train.async_enable else SyncPipeline
+        return kind(config, parts.rollout, parts.prompts, reward_stream(config, parts.learner))
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the trainer itself, as JSON values."""
@@ -136,6 +152,8 @@ class Trainer:
             self.pipeline.start()
         if self.config.ckpt.load_enable:
             self.parts.sink.resume(self.state.step)
+            if self.record is not None:
+                self.record.resume(self.state.step)
         await self.parts.learner.push_weights(self.state.version)
         self.pipeline.limit(self._last_batch())
         try:
@@ -202,15 +220,21 @@ class Trainer:
             await self._train_on(collected, phases)
             if self._evaluates() and self.state.step % self.config.eval.steps == 0:
                 await self._start_evaluation()
-            if self._stop:
+            sick = self._alarms and self.config.logger.health == "stop"
+            if self._stop or sick:
                 await self._evaluated()
                 await self._save(self._metric())
-                raise StoppedAfterSave(self.state.step, resumable=not self.config.ckpt.disable_ds)
+                resumable = not self.config.ckpt.disable_ds
+                if sick:
+                    raise StoppedByAlarm(self.state.step, self._alarms, resumable=resumable)
+                raise StoppedAfterSave(self.state.step, resumable=resumable)
             if self.checkpoints.enabled and self.checkpoints.due(self.state.step, metric := self._metric()):
                 await self._save(metric)
 
     async def _train_on(self, collected: Collected, phases: dict[str, float]) -> None:
         began = self.parts.clock() - phases["timing/generation"]
+        number = self.state.step + 1
+        before = {name: value for name, value in self.state_dict().items() if name in RECORDED}
         with self._timed(phases, "make_experience"):
             groups = await self._rewarded(collected.groups)
             failed = self.pipeline.fail(late_failures(collected.groups, groups))
@@ -223,11 +247,14 @@ class Trainer:
             )
             metrics = sum_metrics(shaped.metrics, collected.metrics, failed)
             metrics |= staleness(collected.groups, self.state.version)
+            if self.record is not None:
+                sampling = sum_metrics(collected.metrics, failed)
+                self.record.batch(number, groups, shaped.samples, before=before, sampling=sampling)
             prepared = None
             if mini_batches:
-                prepared = await self.parts.learner.prepare(mini_batches, kl_coef=self.kl.value)
+                prepared = await self.parts.learner.prepare(mini_batches, kl_coef=self.kl.value, step=number)
                 metrics |= prepared.metrics
-        self.state.step += 1
+        self.state.step = number
         if prepared is not None:
             with self._timed(phases, "ppo_train"):
                 metrics |= await self._learn(prepared, len(mini_batches))
@@ -249,12 +276,31 @@ class Trainer:
             "train/kl_coef": self.kl.value,
             "train/optimizer_steps": float(self.state.optimizer_steps),
         }
+        metrics |= self._throughput.metrics(groups, metrics)
+        self._examine(groups, metrics)
         self.metrics = metrics
-        self.parts.sink.log_step(self.state.step, metrics | self._start_metrics)
+        self._log_step(metrics | self._start_metrics)
         self._start_metrics = {}
         if self.state.step % self.config.logger.logging_steps == 0:
             samples = await self.parts.rollout.read_samples(collected.groups[0], LOGGED_SAMPLES)
             self.parts.sink.log_samples(self.state.step, samples)
+
+    def _examine(self, groups: list[Group], metrics: dict[str, float]) -> None:
+        """Tell which alarms come and go with this step."""
+        if self._health is None:
+            return
+        for news in self._health.see(observe(self.state.step, groups, metrics)):
+            log.warning("%s", news)
+            if news.state == "raised":
+                self._alarms.append(news.name)
+            if self.record is not None:
+                self.record.alarm(news.row())
+        metrics["health/alarms"] = float(len(self._health.active))
+
+    def _log_step(self, metrics: dict[str, float]) -> None:
+        self.parts.sink.log_step(self.state.step, metrics)
+        if self.record is not None:
+            self.record.metrics(self.state.step, metrics)
 
     def _shape(self, groups: list[Group]) -> ShapedBatch:
         config = self.config
@@ -312,6 +358,8 @@ class Trainer:
         metrics["timing/evaluation"] = self.parts.clock() - began
         self.evaluation, self.evaluated_at = metrics, step
         self.parts.sink.log_evaluation(step, metrics)
+        if self.record is not None:
+            self.record.evaluation(step, metrics)
 
     def _evaluates(self) -> bool:
         return bool(self.parts.eval_prompts) and self.config.eval.steps > 0
@@ -336,18 +384,3 @@ class Trainer:
             yield
         finally:
             phases[f"timing/{name}"] = self.parts.clock() - began
-
-
-def over_epochs(epochs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics of all epochs over one rollout batch: their means, and how many steps were skipped in all."""
-    keys = {key for metrics in epochs for key in metrics}
-    values = {key: [metrics[key] for metrics in epochs if key in metrics] for key in keys}
-    return {key: sum(v) if key.endswith("skipped_steps") else sum(v) / len(v) for key, v in values.items()}
-
-
-def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """How many weight versions the oldest token of each sample is behind `version`: mean and maximum."""
-    ages = [version - s.min_version for g in groups for s in g.samples if not s.failed and s.min_version >= 0]
-    if not ages:
-        return {}
-    return {"rollout/staleness_mean": sum(ages) / len(ages), "rollout/staleness_max": float(max(ages))}

@@ -90,9 +90,10 @@ class Learner(Protocol):
         """(mean, std) of the rewards that the in-cluster reward model's configuration carries, if it does."""
         ...
 
-    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float) -> Prepared:
+    async def prepare(self, mini_batches: Sequence[Sequence[SampleRef]], *, kl_coef: float, step: int = 0) -> Prepared:
         """Load a rollout batch, cut in mini-batches: log-probs, values and KL where needed, advantages.
 
+        step: its number, counted from 1, by which it is recorded; 0: it is not recorded.
         The batch can be trained on until the next one is prepared.
         """
         ...

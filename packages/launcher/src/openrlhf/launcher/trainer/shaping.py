@@ -68,6 +68,8 @@ def shape_groups(
             reward=value,
             length=s.total_length,
             prompt_length=s.prompt_length,
+            raw=s.reward,
+            score=s.score,
         )
         for index, ((g, i, s), value, valid) in enumerate(
             zip(kept, baseline.rewards.tolist(), baseline.keep.tolist(), strict=True)

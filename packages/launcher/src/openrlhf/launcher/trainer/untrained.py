@@ -6,7 +6,7 @@ import asyncio
 import io
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -90,4 +90,9 @@ async def _resolved(groups: Sequence[Group], rollout: Rollout) -> list[dict[str,
 
 async def _stored(saved: dict[str, Any], rollout: Rollout) -> Group:
     handle = await rollout.store(saved["trajectories"])
-    return Group(prompt=saved["prompt"], samples=saved["samples"], handle=handle)
+    return Group(prompt=saved["prompt"], samples=[_whole(s) for s in saved["samples"]], handle=handle)
+
+
+def _whole(sample: SampleInfo) -> SampleInfo:
+    """With the fields that it has in this version, where an earlier one wrote it."""
+    return SampleInfo(**{f.name: getattr(sample, f.name) for f in fields(SampleInfo) if hasattr(sample, f.name)})

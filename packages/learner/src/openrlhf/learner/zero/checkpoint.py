@@ -72,10 +72,13 @@ def load(ds_engine: Any, spec: LearnerSpec, folder: Path, saved: Mapping[str, An
 
 
 def _load_trained(folder: str, *, src: Mapping[str, Tensor], dst: nn.Module) -> None:
-    """All that is trained; the rest of the model is as it was loaded."""
+    """All that is trained; the rest of the model is as it was loaded.
+
+    Of 4-bit weights files hold the scales, which belong to no parameter.
+    """
     missing, unexpected = dst.load_state_dict(src, strict=False)
     trained = {name for name, parameter in dst.named_parameters() if parameter.requires_grad}
-    wrong = sorted({*unexpected, *(name for name in missing if name in trained)})
+    wrong = sorted({*(name for name in unexpected if ".lora_" in name), *trained.intersection(missing)})
     if wrong:
         raise ValueError(
             f"the checkpoint {folder!r} has other adapters than this model: {', '.join(wrong[:3])}"
