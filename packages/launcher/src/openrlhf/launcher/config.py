@@ -240,6 +240,14 @@ class LoggerConfig:
     """Folder of TensorBoard logs."""
     path: str | None = None
     """A logger of your own beside the others: file.py:Class or module:Class."""
+    mlflow: str | None = None
+    """Log to MLflow, to this experiment; where is told by MLFLOW_TRACKING_URI. Needs the extra mlflow."""
+    trackio: str | None = None
+    """Log to Trackio, to this project. Needs the extra trackio."""
+    swanlab: str | None = None
+    """Log to SwanLab, to this project; SWANLAB_API_KEY and SWANLAB_MODE are read by it. Needs the extra swanlab."""
+    comet: str | None = None
+    """Log to Comet, to this project; COMET_API_KEY is read by it. Needs the extra comet."""
     prometheus_port: int | None = None
     """Serve the newest metrics to Prometheus at this port, under /metrics; 0: at one that is free, which is logged."""
     prometheus_host: str = "127.0.0.1"

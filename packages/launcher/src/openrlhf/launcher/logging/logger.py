@@ -146,11 +146,24 @@ def _prometheus(config: TrainPPOConfig | SupervisedConfig, run: RunIdentity) -> 
     return [sink]
 
 
+def _service(name: str) -> Callable[[TrainPPOConfig | SupervisedConfig, RunIdentity], list[Sink]]:
+    def make(config: TrainPPOConfig | SupervisedConfig, run: RunIdentity) -> list[Sink]:
+        project = getattr(config.logger, name.lower())
+        if project is None:
+            return []
+        from openrlhf.launcher.logging.service_sink import service_sink
+
+        return [service_sink(name, project, config.logger.wandb.run_name, masked(config), run)]
+
+    return make
+
+
 SINKS: dict[str, Callable[[TrainPPOConfig | SupervisedConfig, RunIdentity], list[Sink]]] = {
     "TensorBoard": _files,
     WandbSink.name: _wandb,
     "--logger.path": _own,
     "Prometheus": _prometheus,
+    **{name: _service(name) for name in ("MLflow", "Trackio", "SwanLab", "Comet")},
 }
 """What makes the sinks beside the progress line, none where the options do not ask for one, by their name."""
 
