@@ -54,6 +54,7 @@ ALLOWED = {
         "starlette",
         "uvicorn",
         "PIL",
+        "opentelemetry",
         "prometheus_client",
         "pyarrow",
         "tokenizers",

@@ -118,6 +118,7 @@ ADDITIONS = {
         "logger.prometheus_host",
         "logger.prometheus_port",
         "logger.health",
+        "logger.otlp_endpoint",
         "logger.peak_tflops",
         "logger.record_dir",
         "logger.record_max_gib",

@@ -15,6 +15,7 @@ from openrlhf.agents.failures import warn_once
 from openrlhf.agents.images import ImageReader, TextOnly, check_count, expand, extra_tokens
 from openrlhf.agents.request_output import RequestOutput, request_output
 from openrlhf.agents.sampling import as_sampling, sample_seed
+from openrlhf.agents.spans import span
 from openrlhf.agents.types import PromptItem, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -113,9 +114,10 @@ class SampleEngine:
         check_count(token_ids, images, self.image_reader)
         self.in_flight += 1
         try:
-            generation = await self._engine.generate(
-                token_ids, sampling, images or None, group_id=group_id or self.group_id
-            )
+            with span("engine request", tokens=len(token_ids)):
+                generation = await self._engine.generate(
+                    token_ids, sampling, images or None, group_id=group_id or self.group_id
+                )
         finally:
             self.touch(-1)
         if images and generation.prompt_token_ids is not None:

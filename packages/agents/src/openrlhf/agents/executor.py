@@ -24,6 +24,7 @@ from openrlhf.agents.results import as_trajectories
 from openrlhf.agents.rewards import RewardSource, apply_rewards
 from openrlhf.agents.sampling import as_sampling
 from openrlhf.agents.signatures import by_position, check_agent_class, takes_images
+from openrlhf.agents.spans import span
 from openrlhf.agents.steps import EpisodeTotals, StepResult, read_observation, read_step
 from openrlhf.agents.supervise import supervise
 from openrlhf.agents.types import PromptItem, StopReason, Trajectory
@@ -110,7 +111,8 @@ class AgentExecutorBase(ABC):
     async def _run_sample(self, item: PromptItem, ctx: GroupContext, engine: SampleEngine) -> list[Trajectory]:
         try:
             async with _slot(ctx.slots, engine):
-                result = await self._call_execute(item, ctx, engine)
+                with span("sample", sample=engine.sample_index):
+                    result = await self._call_execute(item, ctx, engine)
             trajectories = as_trajectories(result, item, engine, ctx.settings.max_length)
             return [await self._as_trained(t, engine, ctx.settings.max_length) for t in trajectories]
         except asyncio.CancelledError as error:
@@ -215,7 +217,8 @@ class _Episode:
         await self._start(agent)
         totals = EpisodeTotals()
         for turn in range(self.engine.settings.agent.max_turns):
-            result = await self._turn(agent, turn)
+            with span("turn", turn=turn):
+                result = await self._turn(agent, turn)
             totals.add(result)
             if not self._append_feedback(result, await self.engine.read_images(result.images)):
                 return totals.outcome(StopReason.DONE if result.done else StopReason.LENGTH)
@@ -334,7 +337,8 @@ class SingleTurnExecutor(AgentExecutorBase):
         if not kept:
             raise ValueError("the prompt has no tokens")
         tokens = max_length - engine.length(kept, read) if sampling.max_tokens is None else sampling.max_tokens
-        generation = await engine.generate(kept, sampling.with_(max_tokens=tokens), read)
+        with span("turn", turn=0):
+            generation = await engine.generate(kept, sampling.with_(max_tokens=tokens), read)
         recorder = Recorder(kept, read)
         recorder.append_sampled(generation)
         if generation.finish_reason == "abort":

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from openrlhf.agents.engine import Tokenizer
 from openrlhf.agents.failures import describe, failure_of
+from openrlhf.agents.spans import span
 from openrlhf.agents.types import Failure, StopReason, Trajectory
 from openrlhf.agents.values import as_number, to_floats, to_plain
 
@@ -144,16 +145,14 @@ async def apply_rewards(
         return list(trajectories)
     try:
         responses = [tokenizer.decode(t.token_ids[t.prompt_length :], skip_special_tokens=False) for t in finished]
-        result = await source.score(
-            # An image is one placeholder in the text, as in the prompt, and not the many tokens of the model's input.
-            [
-                t.prompt + r if t.images else tokenizer.decode(t.token_ids, skip_special_tokens=False)
-                for t, r in zip(finished, responses, strict=True)
-            ],
-            [t.prompt for t in finished],
-            [reward_label(t.label) for t in finished],
-            responses=responses,
-        )
+        # An image is one placeholder in the text, as in the prompt, and not the many tokens of the model's input.
+        texts = [
+            t.prompt + r if t.images else tokenizer.decode(t.token_ids, skip_special_tokens=False)
+            for t, r in zip(finished, responses, strict=True)
+        ]
+        prompts, labels = [t.prompt for t in finished], [reward_label(t.label) for t in finished]
+        with span("reward", samples=len(finished)):
+            result = await source.score(texts, prompts, labels, responses=responses)
         scored = _merge(finished, result)
     except Exception as error:
         scored = [_failed(t, _reward_failure(error)) for t in finished]

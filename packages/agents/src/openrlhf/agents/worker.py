@@ -14,6 +14,7 @@ from openrlhf.agents.engine import Engine, Tokenizer
 from openrlhf.agents.executor import AgentExecutorBase
 from openrlhf.agents.images import ImageReader, TextOnly
 from openrlhf.agents.sampling import sample_seed
+from openrlhf.agents.spans import span
 from openrlhf.agents.types import PromptItem, Trajectory
 from openrlhf.agents.watchdog import Blocked, LoopWatchdog
 
@@ -71,13 +72,14 @@ class AgentWorker:
         Raises asyncio.CancelledError when the worker is closed meanwhile.
         """
         context = self.context(item, evaluation, n_samples, temperature)
-        group = asyncio.ensure_future(self.executor.run_group(item, context))
-        self._running.add(group)
-        try:
-            return await group
-        finally:
-            self._running.discard(group)
-            group.cancel()
+        with span("group", group=item.group_id, samples=context.settings.n_samples):
+            group = asyncio.ensure_future(self.executor.run_group(item, context))
+            self._running.add(group)
+            try:
+                return await group
+            finally:
+                self._running.discard(group)
+                group.cancel()
 
     def context(
         self, item: PromptItem, evaluation: bool, n_samples: int | None, temperature: float | None

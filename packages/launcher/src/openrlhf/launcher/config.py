@@ -267,6 +267,9 @@ class RunLoggerConfig(LoggerConfig):
     peak_tflops: float | None = None
     """What one device of the learner can do, TFLOP/s: perf/mfu is the share that training used. None: known for common
     GPUs in bf16; elsewhere perf/mfu is left out."""
+    otlp_endpoint: str | None = None
+    """Send spans (steps, groups, turns, engine requests, rewards) by OTLP over HTTP to this URL, such as
+    http://localhost:4318/v1/traces. Needs the extra otel."""
     health: Literal["off", "warn", "stop"] = "warn"
     """What happens when a run looks sick (no variance in the rewards, a gradient of 0, ...): warn tells what is wrong,
     by which numbers, and which flag to turn, once per alarm; stop also saves a checkpoint and ends the run with exit

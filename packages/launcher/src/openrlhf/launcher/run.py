@@ -75,9 +75,11 @@ async def _train(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster) -
     from openrlhf.launcher.ray.start import start_parts
     from openrlhf.launcher.record.run_record import open_record
     from openrlhf.launcher.saved import config_toml
+    from openrlhf.launcher.tracing import start_tracing, trace_target
     from openrlhf.launcher.trainer.loop import Trainer
 
     logger = RunLogger(config, steps=rollout_step_horizon(config.rollout, config.train, len(prepared.prompts)))
+    stop_tracing = start_tracing(trace_target(config), "trainer")
     try:
         toml, count = config_toml(TRAIN_PPO_RAY, config), len(prepared.prompts)
         record = open_record(config, prepared.tokenizer, run=logger.run_id, toml=toml, prompts=count)
@@ -90,6 +92,7 @@ async def _train(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster) -
             await parts.rollout.shutdown()
             await parts.learner.shutdown()
     finally:
+        stop_tracing()
         logger.close()
 
 

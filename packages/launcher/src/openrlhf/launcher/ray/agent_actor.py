@@ -25,6 +25,7 @@ from openrlhf.launcher.redaction import configure_logging
 from openrlhf.launcher.rewards.http import HttpRewardSource
 from openrlhf.launcher.samples import EvalRequest, SampleInfo, sample_info
 from openrlhf.launcher.tokenizers import load_tokenizer
+from openrlhf.launcher.tracing import TraceTarget, child_of, start_tracing
 from openrlhf.launcher.vision import ImageProcessor
 from openrlhf.rollout.router import EngineClient, Router
 
@@ -47,6 +48,7 @@ class AgentSpec:
     reward_urls: tuple[str, ...] = ()
     reward_api_key: str | None = None
     reward_timeout: float = 60.0
+    tracing: TraceTarget | None = None
 
 
 class AgentActor:
@@ -78,18 +80,19 @@ class AgentActor:
         return {} if self._router is None else self._router.down()
 
     async def run_group(
-        self, item: PromptItem, evaluation: EvalRequest | None
+        self, item: PromptItem, evaluation: EvalRequest | None, parent: str | None = None
     ) -> tuple[list[SampleInfo], list[Trajectory]]:
-        """One prompt's samples."""
+        """One prompt's samples. parent: the span that they belong to."""
         if self._worker is None:
             await self.ready()
             assert self._worker is not None
-        trajectories = await self._worker.run_group(
-            item,
-            evaluation=evaluation is not None,
-            n_samples=evaluation.n_samples_per_prompt if evaluation else None,
-            temperature=evaluation.temperature if evaluation else None,
-        )
+        with child_of(parent):
+            trajectories = await self._worker.run_group(
+                item,
+                evaluation=evaluation is not None,
+                n_samples=evaluation.n_samples_per_prompt if evaluation else None,
+                temperature=evaluation.temperature if evaluation else None,
+            )
         if self._spec.rewards_optional and not self._spec.reward_model:
             trajectories = [t if t.failed or t.reward is not None else replace(t, reward=0.0) for t in trajectories]
         elif not self._spec.reward_model:
@@ -106,6 +109,7 @@ async def build_worker(spec: AgentSpec, clients: Sequence[EngineClient], number:
     """Load everything an agent worker needs; an author's broken file raises here."""
     configure_logging(logging.WARNING, quiet=())
     keep_loopback_direct()
+    start_tracing(spec.tracing, f"agent worker {number}")
     router = Router(clients, first=number)
     source = await reward_source(spec)
     executor: GroupExecutor = load_executor(spec.agent_file) if spec.agent_file else SingleTurnExecutor(source)

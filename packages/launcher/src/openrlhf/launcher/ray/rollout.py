@@ -20,6 +20,7 @@ from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.ray.remote import Remote, ask_all, ask_living
 from openrlhf.launcher.samples import EvalRequest, Group, sample_info
+from openrlhf.launcher.tracing import traceparent
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +177,7 @@ class RayRollout:
     async def _run_on(
         self, number: int, worker: Remote[AgentActor], item: PromptItem, evaluation: EvalRequest | None
     ) -> Group:
-        infos, handle = worker.ask_two(AgentActor.run_group, item, evaluation)
+        infos, handle = worker.ask_two(AgentActor.run_group, item, evaluation, traceparent())
         answer = asyncio.wrap_future(infos.future())
         try:
             await self._answer_or_silence(answer, number)

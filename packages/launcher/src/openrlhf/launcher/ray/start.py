@@ -52,6 +52,7 @@ from openrlhf.launcher.resolve import adapter_targets
 from openrlhf.launcher.rules.violation import value_at
 from openrlhf.launcher.saved import config_toml
 from openrlhf.launcher.threads import RankThreads, ThreadPlan, plan_threads
+from openrlhf.launcher.tracing import trace_target
 from openrlhf.launcher.trainer.loop import TrainerParts
 from openrlhf.launcher.trainer.protocols import MetricSink
 from openrlhf.launcher.vision import VisionModel
@@ -388,4 +389,5 @@ def agent_spec(config: TrainPPOConfig, prepared: Prepared) -> AgentSpec:
         reward_urls=prepared.reward_urls,
         reward_api_key=config.reward.api_key,
         reward_timeout=config.reward.timeout,
+        tracing=trace_target(config),
     )

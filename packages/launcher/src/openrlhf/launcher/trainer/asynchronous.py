@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextvars import Context
 from dataclasses import replace
 
 from openrlhf.agents.types import PromptItem
@@ -86,7 +87,8 @@ class AsyncPipeline(Pipeline):
 
     async def next(self) -> Collected | None:
         if self._task is None:
-            self._task = asyncio.create_task(self._generate(), name="sampling")
+            outside = Context()  # sampling is no part of the step that starts it
+            self._task = asyncio.create_task(self._generate(), name="sampling", context=outside)
         await self._filled.acquire()
         self._slots.release()
         return self._taken()

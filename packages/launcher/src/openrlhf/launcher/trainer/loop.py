@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from openrlhf.agents.spans import span
 from openrlhf.agents.types import PromptItem
 from openrlhf.core.kl import KLController
 from openrlhf.core.rewards import RunningRewardNorm
@@ -212,12 +213,13 @@ class Trainer:
 
     async def _steps(self) -> None:
         while not self._finished():
-            phases: dict[str, float] = {}
-            with self._timed(phases, "generation"):
-                collected = await self.pipeline.next()
-            if collected is None:
-                return
-            await self._train_on(collected, phases)
+            with span("step", step=self.state.step + 1):
+                phases: dict[str, float] = {}
+                with self._timed(phases, "generation"):
+                    collected = await self.pipeline.next()
+                if collected is None:
+                    return
+                await self._train_on(collected, phases)
             if self._evaluates() and self.state.step % self.config.eval.steps == 0:
                 await self._start_evaluation()
             sick = self._alarms and self.config.logger.health == "stop"
@@ -381,6 +383,7 @@ class Trainer:
     def _timed(self, phases: dict[str, float], name: str) -> Iterator[None]:
         began = self.parts.clock()
         try:
-            yield
+            with span(name):
+                yield
         finally:
             phases[f"timing/{name}"] = self.parts.clock() - began
