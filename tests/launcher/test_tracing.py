@@ -44,7 +44,9 @@ class Half:
 
     async def score(self, queries: Any, prompts: Any, labels: Any, *, responses: Any = None) -> RewardResult:
         values = [float(i % 2) for i in range(len(queries))]
-        return RewardResult(rewards=values, scores=values, extra_logs=[{}] * len(queries), failures=[None] * len(queries))
+        return RewardResult(
+            rewards=values, scores=values, extra_logs=[{}] * len(queries), failures=[None] * len(queries)
+        )
 
 
 @dataclass
