@@ -6,12 +6,17 @@ answer is right, yet a sample at temperature 1 is right less than half of the ti
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
 import random
 import shutil
+import signal
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -22,6 +27,7 @@ from transformers import PreTrainedTokenizerBase
 
 IGNORED = -100  # torch's cross_entropy skips targets with this value
 RECORD = "warm_start.json"
+END_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,18 @@ def demonstration_batch(tokenizer: PreTrainedTokenizerBase, settings: WarmStart,
     return ids, targets
 
 
+def half_loss(
+    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, settings: WarmStart, step: int, number: int
+) -> Tensor:
+    """What the first (number 0) or the second half of a batch adds to its mean loss."""
+    ids, targets = demonstration_batch(tokenizer, settings, step)
+    half = slice(number * len(ids) // 2, (number + 1) * len(ids) // 2)
+    logits = model(input_ids=ids[half], use_cache=False).logits[:, :-1]
+    wanted = targets[half, 1:].flatten()
+    total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted, ignore_index=IGNORED, reduction="sum")
+    return total / (targets != IGNORED).sum()
+
+
 def train(
     model: torch.nn.Module,
     tokenizer: PreTrainedTokenizerBase,
@@ -62,16 +80,74 @@ def train(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 50) * max(0.05, 1 - step / settings.steps)
     )
-    for step in range(settings.steps):
-        ids, targets = demonstration_batch(tokenizer, settings, step)
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        on_step(step, loss.item())
+
+    with OtherHalf(model, lambda step: half_loss(model, tokenizer, settings, step, 1)) as other:
+        for step in range(settings.steps):
+            other.begin(step)
+            loss = half_loss(model, tokenizer, settings, step, 0)
+            loss.backward()
+            other_loss = other.add_gradients()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            on_step(step, loss.item() + other_loss)
+
+
+class OtherHalf:
+    """A fork of this process that computes the gradients of half of each batch, on the second core.
+
+    A second thread does not help a model this small: its operations are over before the thread has woken up.
+    """
+
+    def __init__(self, model: torch.nn.Module, loss: Callable[[int], Tensor]) -> None:
+        self._parameters = list(model.share_memory().parameters())
+        self._gradients = [torch.zeros_like(p).share_memory_() for p in self._parameters]
+        self._line, line = multiprocessing.Pipe()
+        context = multiprocessing.get_context("fork")
+        self._process = context.Process(target=self._serve, args=(line, loss), daemon=True)
+        with warnings.catch_warnings():
+            # Python 3.12 warns of threads: numpy's, which the fork does not use
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process.start()
+        line.close()
+
+    def __enter__(self) -> OtherHalf:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._line.close()
+        self._process.join(END_SECONDS)
+        self._process.kill()
+
+    def begin(self, step: int) -> None:
+        """Let it compute the gradients of a step, with the weights as they are."""
+        self._line.send(step)
+
+    def add_gradients(self) -> float:
+        """Wait for them and add them to the model's own; their part of the loss."""
+        try:
+            loss = float(self._line.recv())
+        except EOFError as error:
+            raise RuntimeError("the process with half of the warm start ended, see its message above") from error
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            assert parameter.grad is not None
+            parameter.grad += gradient
+        return loss
+
+    def _serve(self, line: Connection, loss: Callable[[int], Tensor]) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the first process
+        self._line.close()
+        with contextlib.suppress(EOFError):
+            while True:
+                value = loss(line.recv())
+                for parameter in self._parameters:
+                    parameter.grad = None
+                value.backward()
+                for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+                    assert parameter.grad is not None
+                    gradient.copy_(parameter.grad)
+                line.send(value.item())
 
 
 def is_made(folder: Path, settings: WarmStart) -> bool:

@@ -48,11 +48,13 @@ WORKER_ENVIRONMENT = {
 }
 """Defaults of worker processes; what the user has set wins."""
 
+SPIN, WAIT_POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
 CPU_WORKER_ENVIRONMENT = {
     THREADS: "1",
-    # OpenMP's threads else turn in a loop for a while after each operation, on a core that other processes want: beside
-    # any other load a step takes two to four times as long as with one thread.
-    "OMP_WAIT_POLICY": "passive",
+    # OpenMP's threads look for their next operation for a moment, about a millisecond, then they sleep. By default they
+    # look ten times as long, on a core that other processes want: beside any other load a step takes two to four times
+    # as long as with one thread. Asleep at once (OMP_WAIT_POLICY=passive) they are late for every operation.
+    SPIN: "20000",
     "DS_ACCELERATOR": "cpu",
     "VLLM_LOGGING_LEVEL": "ERROR",  # as its engines there: they and all others are forks of one process
     "TORCHDYNAMO_DISABLE": "1",
@@ -115,6 +117,8 @@ class Cluster:
         defaults = WORKER_ENVIRONMENT if self.gpus else WORKER_ENVIRONMENT | CPU_WORKER_ENVIRONMENT
         if self.temp_dir is not None:
             defaults = defaults | {ROOT_VARIABLE: str(self.temp_dir)}
+        if WAIT_POLICY in os.environ:
+            defaults = {k: v for k, v in defaults.items() if k != SPIN}
         own = {RUN_ID_VARIABLE: self.run_id}
         if self.warm is not None:
             own[warm.VARIABLE] = self.warm.path

@@ -43,7 +43,10 @@ WITHHELD = "ray"
 """Cannot be imported meanwhile: Ray (2.60) reads the job's id when it is loaded, and that is the worker's own."""
 FREE = ("OMP_NUM_THREADS", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_WORKER_MULTIPROC_METHOD", "VLLM_CPU_KVCACHE_SPACE")
 """May differ in a fork: set again there, or read after the imports."""
-READ_EARLY = ("PYTHON", "LD_", "OMP_", "KMP_", "MKL_", "TORCH", "VLLM_", "DS_", "HF_", "TRANSFORMERS_", "USE_", "CUDA_")
+READ_EARLY = (
+    *("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "TORCH", "VLLM_"),
+    *("DS_", "HF_", "TRANSFORMERS_", "USE_", "CUDA_"),
+)
 """Prefixes of variables that libraries read when they are imported; where another one differs a fork would be wrong."""
 ANSWER_SECONDS = 240.0
 """What a stand-in waits for its fork: less than Ray waits for it (`ray/node.py`), more than imports ever take."""
