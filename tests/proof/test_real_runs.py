@@ -19,6 +19,7 @@ from support.tiny_reward import train_reward_model
 pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.timeout(1800)]
 
 CRITIC = "--algo.advantage.estimator gae --algo.advantage.lambd 0.95 --critic.num_gpus_per_node 1 --critic.adam.lr 1e-3"
+LORA = "--ds.lora.rank 16 --ds.lora.alpha 32 --ds.lora.save_merged --actor.adam.lr 5e-3 --algo.kl.init_coef 0.001"
 VARIANTS = {
     "ppo with a critic": CRITIC,
     "ppo with a reward model": f"{CRITIC} --reward.num_gpus_per_node 1 --reward.model_name_or_path RM "
@@ -28,6 +29,9 @@ VARIANTS = {
     "--algo.kl.estimator k3 --ref.num_gpus_per_node 2",
     "top-p, reference reset": "--rollout.top_p 0.9 --algo.kl.init_coef 0.01 --algo.kl.estimator k1 "
     "--ref.num_gpus_per_node 1 --ref.sync_steps 10",
+    "lora, its base the reference": LORA,
+    "lora, served by the engine; ppo": f"{LORA} --vllm.lora_push adapter --algo.advantage.estimator gae "
+    "--algo.advantage.lambd 0.95 --critic.num_gpus_per_node 1 --critic.adam.lr 1e-2",
     "icepop": "--algo.advantage.is_correction_enable --algo.advantage.is_correction_type icepop",
 }
 
