@@ -142,11 +142,8 @@ def make_learner(path: str, rank: int) -> Any:
     return learner
 
 
-async def adapter_push(path: str, learner: Any, form: Any, repeats: int, bucket_mb: int) -> tuple[int, float]:
+async def adapter_push(engine: VllmEngine, learner: Any, form: Any, repeats: int, bucket_mb: int) -> tuple[int, float]:
     """Bytes, and median seconds, of a push after the one that brought the whole model."""
-    rank = learner.spec.ds.lora.rank if form == "apart" else 0
-    engine = VllmEngine(EngineSpec(model=path, max_model_len=256, lora_rank=rank))
-    await engine.start()
     sender = WeightSender()
     address = sender.open(2, 0)
     await asyncio.gather(engine.init_weight_transfer(address.for_engine(1)), asyncio.to_thread(sender.connect))
@@ -170,10 +167,14 @@ async def adapter_push(path: str, learner: Any, form: Any, repeats: int, bucket_
 
 async def measure_adapters(path: str, rank: int, repeats: int, bucket_mb: int) -> None:
     """Print bytes and seconds of both ways."""
+    ways = {"merged": 0, "apart": rank}
+    engines = {form: VllmEngine(EngineSpec(model=path, max_model_len=256, lora_rank=r)) for form, r in ways.items()}
+    for engine in engines.values():  # before the learner: their cores are forks of this process
+        await engine.start()
     learner = make_learner(path, rank)
     whole = sum(info.nbytes for info in learner.weight_metadata())
     for form, name in (("merged", "merged"), ("apart", "adapter")):
-        nbytes, seconds = await adapter_push(path, learner, form, repeats, bucket_mb)
+        nbytes, seconds = await adapter_push(engines[form], learner, form, repeats, bucket_mb)
         share = f"{nbytes / whole:.1%} of the model's {whole / 1e6:.1f} MB"
         print(f"rank {rank}, {name:8s} {nbytes / 1e6:8.2f} MB ({share})  {seconds:6.3f} s")
 

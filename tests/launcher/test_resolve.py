@@ -116,6 +116,7 @@ def test_how_adapters_reach_the_engines(tmp_path: Path) -> None:
         (GPUS, lora, "adapter", "is adapter: weights travel over nccl"),
         (GPUS, [*lora, "--train.colocate_all"], "merged", "is merged: weights stay on the device"),
         (CPU, lora, "merged", "is merged: weights stay on the host"),
+        (Machine(gpus=0, nodes=2), lora, "adapter", "is adapter: weights travel over gloo"),
         (GPUS, [*lora[:-1], "A"], "merged", "is merged: 'A' is no folder"),
         (GPUS, [*lora, "--vllm.engine_class", "support.stub_engine:StubEngine"], "merged", "only vLLM's engines"),
     ]:

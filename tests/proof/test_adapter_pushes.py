@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from openrlhf.launcher.ray.cluster import Cluster, connect
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.ray.learner_actor import free_port
 from openrlhf.launcher.ray.weight_push import Pause, WeightPush
-from openrlhf.rollout.sync_check import SyncError
-from support.adapter_runs import CHECK, LONG, asked, end, make_fleet, make_policy, new_push, on_ranks, train
-from support.tiny_models import tiny_qwen3
+from openrlhf.rollout.sync_check import SyncError, noise_bits
+from support.adapter_runs import CHECK, LONG, LORA, asked, end, make_fleet, make_policy, new_push, on_ranks, train
+from support.tiny_models import tiny_qwen3, tiny_qwen3_moe
 
 pytestmark = [pytest.mark.proof, pytest.mark.xdist_group("stack"), pytest.mark.timeout(1800)]
 
@@ -122,6 +123,56 @@ def test_engine_and_trainer_agree_after_every_push(
         print(f"{cell:>22}: " + " ".join(f"{error:.1e}" for error in errors))
     assert len(found) == 2 * len(MODES)
     assert all(len(errors) == PUSHES and max(errors) < 1e-4 for errors in found.values())
+
+
+def test_a_mixture_of_experts_takes_merged_adapters(tmp_path: Path, cluster: Cluster, loop: asyncio.Runner) -> None:
+    # the experts, which no later push brings, are packed in a way of their own on CPUs
+    model = tiny_qwen3_moe(str(tmp_path / "tiny"), 1)
+    fleet = make_fleet(cluster, model, serves=False)
+
+    async def main() -> list[float]:
+        await fleet.wait_started()
+        policy = await make_policy(cluster, model, stage=3, lora=replace(LORA, target_modules=("q_proj", "o_proj")))
+        push, errors = new_push(fleet), []
+        try:
+            for version in range(1, PUSHES + 1):
+                await train(policy, version)
+                errors.append(await push_once(push, fleet, policy, version, "sync"))
+        finally:
+            await end(policy)
+            await fleet.shutdown()
+        return errors
+
+    errors = loop.run(main())
+    print("\nmixture: " + " ".join(f"{error:.1e}" for error in errors))
+    assert max(errors) < 1e-4
+
+
+@pytest.mark.parametrize("serves", [False, True], ids=["merged", "adapter"])
+def test_sound_pushes_in_half_precision_stop_no_run(
+    tmp_path: Path, cluster: Cluster, loop: asyncio.Runner, serves: bool
+) -> None:
+    model = tiny_qwen3(tmp_path / "tiny", seed=1)
+    fleet = make_fleet(cluster, model, serves=serves, dtype="bfloat16")
+    check = replace(CHECK, tolerance=None, bits=noise_bits("bfloat16"))
+
+    async def main() -> list[float]:
+        await fleet.wait_started()
+        policy = await make_policy(cluster, model, stage=2, dtype="bf16")
+        push, shares = new_push(fleet, check=check), []
+        try:
+            for version in range(1, 2 * PUSHES + 1):
+                await train(policy, version)
+                metrics = await push.push(policy, version)
+                shares.append(metrics["rollout/sync_error"] / metrics["rollout/sync_tolerance"])
+        finally:
+            await end(policy)
+            await fleet.shutdown()
+        return shares
+
+    shares = loop.run(main())
+    print("\nerrors in units of the tolerance: " + " ".join(f"{share:.2f}" for share in shares))
+    assert len(shares) == 2 * PUSHES
 
 
 def _takes_weights(actor: Any) -> bool:

@@ -69,7 +69,9 @@ def make_fleet(cluster: Cluster, model: str, *, serves: bool, count: int = 1, **
     return EngineFleet(specs, spawn)
 
 
-async def make_policy(cluster: Cluster, model: str, *, stage: int) -> RankGroup[PolicyRank]:
+async def make_policy(
+    cluster: Cluster, model: str, *, stage: int, lora: LoraConfig = LORA, dtype: Any = "fp32"
+) -> RankGroup[PolicyRank]:
     """Two ranks that train adapters."""
     env = cluster.worker_environment() | {"PYTHONPATH": SUPPORT}
     actor = ray.remote(PolicyActor).options(num_cpus=0, runtime_env=runtime_env(env))
@@ -79,7 +81,7 @@ async def make_policy(cluster: Cluster, model: str, *, stage: int) -> RankGroup[
     spec = LearnerSpec(
         role=Role.POLICY,
         model_path=model,
-        ds=DsConfig(zero_stage=stage, param_dtype="fp32", attn_implementation="sdpa", lora=LORA),
+        ds=DsConfig(zero_stage=stage, param_dtype=dtype, attn_implementation="sdpa", lora=lora),
         optim=OptimConfig(adam=AdamConfig(lr=5e-3), lr_scheduler="constant", lr_warmup_ratio=0.0),
         batch=TrainBatchConfig(micro_batch_size=8, batch_size=8),
         max_optimizer_steps=1000,
@@ -125,9 +127,9 @@ async def train(policy: RankGroup[PolicyRank], seed: int) -> None:
     await on_ranks(policy, _step, seed)
 
 
-def new_push(fleet: EngineFleet, pause: Pause | None = None) -> WeightPush:
+def new_push(fleet: EngineFleet, pause: Pause | None = None, check: CheckPlan = CHECK) -> WeightPush:
     """The launcher's own, over a new connection, with a strict check."""
-    return WeightPush(fleet, bucket_mb=1, check=CHECK, pause=pause)
+    return WeightPush(fleet, bucket_mb=1, check=check, pause=pause)
 
 
 async def asked(fleet: EngineFleet, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:

@@ -177,15 +177,16 @@ def _lora_push(c: P, m: Machine) -> Iterator[Change]:
     """An adapter alone where the bytes of a push matter and the engines can serve it."""
     if c.vllm.lora_push != "auto":
         return
+    backend = c.vllm.sync_backend
     if c.ds.lora.rank == 0:
         yield Change("vllm.lora_push", "merged")
-    elif c.vllm.sync_backend != "nccl":
-        why = "weights stay on the device" if c.vllm.sync_backend == "ipc" else "weights stay on the host"
+    elif backend == "ipc" or (backend == "gloo" and m.nodes in (1, None)):
+        why = "weights stay on the device" if backend == "ipc" else "weights stay on the host"
         yield Change("vllm.lora_push", "merged", f"--vllm.lora_push auto is merged: {why}, so their bytes cost little")
     else:
         problem = adapter_problem(c)
         choice = "merged" if problem else "adapter"
-        reason = problem or "weights travel over nccl, and an adapter is a few percent of them"
+        reason = problem or f"weights travel over {backend}, and an adapter is a few percent of them"
         yield Change("vllm.lora_push", choice, f"--vllm.lora_push auto is {choice}: {reason}")
 
 

@@ -42,8 +42,8 @@ class VllmConfig:
     lora_push: Literal["auto", "adapter", "merged"] = "auto"
     """How trained adapters (--ds.lora.rank) reach the engines. merged: added into their weights, which travel whole,
     and engines sample as fast as without adapters. adapter: alone, once the model was sent, a few percent of the bytes;
-    the engines compute them beside the model. auto: adapter where weights travel over nccl and the engines can serve
-    it, else merged."""
+    the engines compute them beside the model. auto: adapter where weights travel over nccl, or over gloo between
+    nodes, and the engines can serve it, else merged."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of the engines. auto: that of the trainer."""
     engine_args: str = "{}"
