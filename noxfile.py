@@ -21,6 +21,7 @@ from check_gpu_set import LIBRARIES  # noqa: E402
 from interpreters import find_interpreter, has_cpu_torch  # noqa: E402
 from pin import parse  # noqa: E402
 from set_up import VENV, uv_environment, uv_install  # noqa: E402
+from support.browser import missing_for_browser  # noqa: E402
 from support.mini_slurm import missing_for_slurm  # noqa: E402
 
 # What each package needs of this repository, itself first; extras only where the package's own tests use them.
@@ -59,6 +60,7 @@ nox.options.sessions = [
     "wheels",
     "gpu-set",
     "e2e",
+    "browser",
     "slurm",
     "summary",
 ]
@@ -110,6 +112,14 @@ def gpu_set(session: nox.Session) -> None:
 def e2e(session: nox.Session) -> None:
     """The real stack (Ray, vLLM and DeepSpeed on CPU) and the examples."""
     run_pytest(session, "e2e", *(session.posargs or ["tests/e2e", "tests/examples"]))
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """The report's page and the documentation site in a headless Chromium; skipped where there is none."""
+    if reason := missing_for_browser():
+        session.skip(reason)
+    run_pytest(session, "browser", *(session.posargs or ["tests/browser"]))
 
 
 @nox.session

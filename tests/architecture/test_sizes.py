@@ -25,6 +25,14 @@ def sources() -> dict[str, str]:
     return {name: (ROOT / name).read_text() for name in LISTED if (ROOT / name).exists()}
 
 
+def test_files_of_the_page():
+    """Scripts and styles of our own that a browser loads."""
+    pages = (ROOT / "packages").glob("*/src/**/page/*.*")
+    sizes = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in pages}
+    assert len(sizes) >= 10
+    assert {name: lines for name, lines in sizes.items() if lines > FILE_LINES} == {}
+
+
 def functions(sources: dict[str, str]) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for name, text in sources.items():
         for node in ast.walk(ast.parse(text)):

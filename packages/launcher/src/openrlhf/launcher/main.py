@@ -14,6 +14,7 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("replay.command:main", "train on the recorded batches of a run, without engines"),
     "sweep": ("slurm.sweep:main", "a Slurm job array over values of flags"),
     "eval": ("evaluate:main", "a model on the evaluation data, without training"),
+    "report": ("report.command:main", "what a run did, as one page for a browser"),
     "status": ("slurm.watch:status", "states of Slurm jobs"),
     "logs": ("slurm.watch:logs", "the log of a Slurm job"),
     "doctor": ("doctor.command:main", "what is wrong with this machine, and the fix"),

@@ -205,11 +205,13 @@ class JsonLinesSink:
 
     def resume(self, step: int) -> None:
         """Take out the rows of later steps, and one that was cut off; rows that are there are not written again."""
-        rows = [row for line in self._path.read_bytes().splitlines() if (row := _row(line)) and row["step"] <= step]
+        rows = [
+            row for line in self._path.read_bytes().splitlines() if (row := metrics_row(line)) and row["step"] <= step
+        ]
         self._file.close()
         replace_file(self._path, "".join(json.dumps(row) + "\n" for row in rows))
         self._file = self._path.open("a", encoding="utf-8")
-        self._there = {(_kind(row), row["step"]) for row in rows}
+        self._there = {(row_kind(row), row["step"]) for row in rows}
 
     def log_step(self, step: int, metrics: Metrics) -> None:
         self._write({"step": step, "time": time.time(), **metrics})
@@ -224,13 +226,13 @@ class JsonLinesSink:
         self._file.close()
 
     def _write(self, row: Mapping[str, Any]) -> None:
-        if (_kind(row), row["step"]) in self._there:
+        if (row_kind(row), row["step"]) in self._there:
             return
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
         self._file.flush()
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def metrics_row(line: bytes) -> dict[str, Any] | None:
     """A row of `metrics.jsonl`; None for the part of one that a killed run left."""
     try:
         row = json.loads(line)
@@ -239,7 +241,8 @@ def _row(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
-def _kind(row: Mapping[str, Any]) -> str:
+def row_kind(row: Mapping[str, Any]) -> str:
+    """What a row of `metrics.jsonl` tells: "step", "evaluation" or "samples"."""
     if "generated_samples" in row:
         return "samples"
     return "evaluation" if any(key.startswith("eval/") for key in row) else "step"
