@@ -69,6 +69,7 @@ HOMES = {
         "openrlhf.rollout.vllm.arguments",
         "openrlhf.rollout.vllm.bare",
         "openrlhf.rollout.vllm.forked",
+        "openrlhf.rollout.vllm.stats",
         "openrlhf.rollout.weights.gloo_engine",  # the receivers, and the plugin that makes them known to vLLM
         "openrlhf.rollout.weights.cuda_engine",
         "openrlhf.rollout.weights.adapter",

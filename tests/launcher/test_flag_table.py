@@ -159,6 +159,7 @@ ADDITIONS = {
         "vllm.engine_args",
         "vllm.engine_class",
         "vllm.lora_push",
+        "vllm.stats_enable",
         "vllm.sync_bucket_mb",
         "vllm.sync_tolerance",
     },

@@ -245,6 +245,9 @@ class ToyRollout:
 
     async def sleep(self) -> None: ...
 
+    async def engine_metrics(self) -> dict[str, float]:
+        return {}
+
     async def wake(self) -> None: ...
 
     async def shutdown(self) -> None: ...

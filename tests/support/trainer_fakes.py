@@ -79,6 +79,9 @@ class FakeRollout:
     async def sleep(self) -> None:
         self.log.append("engines sleep")
 
+    async def engine_metrics(self) -> dict[str, float]:
+        return {"engine/running_requests": float(self.running)}
+
     async def wake(self) -> None:
         self.log.append("engines wake")
 

@@ -44,6 +44,9 @@ class VllmConfig:
     and engines sample as fast as without adapters. adapter: alone, once the model was sent, a few percent of the bytes;
     the engines compute them beside the model. auto: adapter where weights travel over nccl, or over gloo between
     nodes, and the engines can serve it, else merged."""
+    stats_enable: bool = False
+    """Log what the engines measure of their caches and queues, as engine/...: use of the KV cache, hits of cached
+    prefixes, running and waiting requests. Takes some time of every iteration."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of the engines. auto: that of the trainer."""
     engine_args: str = "{}"

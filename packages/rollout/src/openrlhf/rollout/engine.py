@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from openrlhf.agents.engine import Generation
@@ -26,12 +26,17 @@ CHUNK_WINDOW_S = 0.002
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineHealth:
-    """A sign of life. running: requests under way. unfit: why the engine must not serve; empty when it may."""
+    """A sign of life. running: requests under way. unfit: why the engine must not serve; empty when it may.
+
+    totals: with `EngineSpec.stats` what it measured since its start, by name, added up over its iterations; see
+    `vllm/stats.py`. Another engine may measure less.
+    """
 
     version: int
     running: int
     paused: bool
     unfit: str
+    totals: Mapping[str, float] = field(default_factory=dict)
 
 
 class EngineControl(Protocol):

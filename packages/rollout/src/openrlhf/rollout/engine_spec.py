@@ -24,6 +24,7 @@ class EngineSpec:
     lora_rank: that of the adapter which the engine serves and which pushes bring; 0: it serves a whole model.
     lora_targets: modules that the adapter is on, by the ends of their names; none: all linear layers.
     max_images_per_prompt: 0 for text-only. suppressed_token_ids: never sampled (those that stand for images).
+    stats: whether the engine measures its caches and queues (`EngineHealth.totals`).
     engine_args: further arguments of the engine itself, as given by the user.
     """
 
@@ -50,6 +51,7 @@ class EngineSpec:
     max_num_seqs: int | None = None
     block_size: int | None = None
     trust_remote_code: bool = False
+    stats: bool = False
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 
     @property

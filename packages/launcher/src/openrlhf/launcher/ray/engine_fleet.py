@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal
 
 import ray
@@ -51,6 +51,7 @@ class EngineFleet:
         self.lock = asyncio.Lock()
         self.on_change: Callable[[Sequence[Remote[EngineActor]]], Awaitable[None]] | None = None
         self._unannounced = False
+        self._totals: dict[str, float] = {}
         self._starting = self._start(range(len(specs)))
 
     @property
@@ -89,6 +90,18 @@ class EngineFleet:
             log.info("engines wake: KV cache")
             await ask_living(self.engines, "engine wake-up", STEP_TIMEOUT, EngineControl.wake, "kv_cache")
             self.state = "awake"
+
+    async def metrics(self) -> dict[str, float]:
+        """What the living engines measured since the last call; empty where they do not."""
+        if not self.specs[0].stats:
+            return {}
+        answers = await ask_living(self.engines, "engine measurements", PING_TIMEOUT, EngineControl.health)
+        totals: dict[str, float] = {}
+        for answer in answers:
+            for name, value in answer.totals.items():
+                totals[name] = totals.get(name, 0.0) + value
+        before, self._totals = self._totals, totals
+        return engine_metrics({name: value - before.get(name, 0.0) for name, value in totals.items()})
 
     async def gone(self, *, after_push: bool = False) -> dict[int, BaseException]:
         """Numbers of the engines that are dead or silent, with what was seen of them.
@@ -143,3 +156,19 @@ class EngineFleet:
             log.debug("engine shutdown: %s", error)
         for engine in self.engines:
             engine.kill()
+
+
+def engine_metrics(measured: Mapping[str, float]) -> dict[str, float]:
+    """Means and rates of what all engines measured in a span of time (names as in `EngineHealth.totals`).
+
+    Nothing is told of a span in which an engine was replaced: its totals begin anew.
+    """
+    if not measured or min(measured.values()) < 0 or not measured.get("iterations"):
+        return {}
+    means = {"kv_cache_usage": "kv_cache_usage", "running": "running_requests", "waiting": "waiting_requests"}
+    found = {f"engine/{means[n]}": measured[n] / measured["iterations"] for n in means if n in measured}
+    if measured.get("prefix_queries"):
+        found["engine/prefix_cache_hit_rate"] = measured.get("prefix_hits", 0.0) / measured["prefix_queries"]
+    if "preempted" in measured:
+        found["engine/preempted_requests"] = measured["preempted"]
+    return found

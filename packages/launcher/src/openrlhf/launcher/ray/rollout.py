@@ -169,6 +169,9 @@ class RayRollout:
         async with self._fleet.lock:
             await self._fleet.sleep()
 
+    async def engine_metrics(self) -> dict[str, float]:
+        return await self._fleet.metrics()
+
     async def wake(self) -> None:
         async with self._fleet.lock:
             await self._fleet.wake_weights()

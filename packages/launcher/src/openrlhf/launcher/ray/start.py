@@ -212,6 +212,7 @@ def engine_specs(
             lora_targets=adapter_targets(config) if vllm.lora_push == "adapter" else (),
             max_images_per_prompt=config.data.max_images_per_prompt,
             suppressed_token_ids=() if vision is None else vision.suppressed,
+            stats=vllm.stats_enable,
             engine_args=json.loads(vllm.engine_args),
         )
         for i in range(vllm.num_engines or 0)

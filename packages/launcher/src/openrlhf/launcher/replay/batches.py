@@ -46,6 +46,10 @@ class RecordedRollout:
     async def sleep(self) -> None:
         """There is nothing that could sleep."""
 
+    async def engine_metrics(self) -> dict[str, float]:
+        """None."""
+        return {}
+
     async def wake(self) -> None:
         """There is nothing that could wake."""
 

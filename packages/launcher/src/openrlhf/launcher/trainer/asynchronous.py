@@ -96,6 +96,9 @@ class AsyncPipeline(Pipeline):
     def pushing(self) -> AbstractAsyncContextManager[None]:
         return nullcontext() if self._gate is None else self._gate.pushing()
 
+    def queue(self) -> dict[str, float]:
+        return {"rollout/waiting_batches": float(len(self._ready))}
+
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()

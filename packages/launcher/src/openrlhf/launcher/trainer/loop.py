@@ -278,7 +278,8 @@ class Trainer:
             "train/kl_coef": self.kl.value,
             "train/optimizer_steps": float(self.state.optimizer_steps),
         }
-        metrics |= self._throughput.metrics(groups, metrics)
+        metrics |= self._throughput.metrics(groups, metrics) | await self.parts.rollout.engine_metrics()
+        metrics |= self.pipeline.queue()
         self._examine(groups, metrics)
         self.metrics = metrics
         self._log_step(metrics | self._start_metrics)

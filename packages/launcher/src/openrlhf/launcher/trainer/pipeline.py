@@ -143,6 +143,10 @@ class Pipeline(ABC):
             prompts=runner.running_prompts,
         )
 
+    def queue(self) -> dict[str, float]:
+        """How much waits for the trainer; empty where sampling waits for it."""
+        return {}
+
     def describe(self) -> str:
         """What became of all samples so far, for the message of a run that trained on nothing."""
         seen = self._seen

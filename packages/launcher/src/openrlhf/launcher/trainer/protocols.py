@@ -72,6 +72,10 @@ class Rollout(Protocol):
         """Free the engines' device memory; the next weight push or `wake` brings them back."""
         ...
 
+    async def engine_metrics(self) -> dict[str, float]:
+        """engine/...: what the engines measured of themselves since the last call; empty where they do not."""
+        ...
+
     async def wake(self) -> None:
         """Make the engines ready to sample with the weights they had; nothing where they are awake."""
         ...

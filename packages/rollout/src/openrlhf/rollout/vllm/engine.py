@@ -79,6 +79,7 @@ class VllmEngine:
         self._adapter: Any = None
         self.version = 0
         self._llm: AsyncLLM | None = None
+        self._totals: dict[str, float] = {}
         self._numbers = itertools.count()
         self._gate = Gate(self._hold, self._let_go)
 
@@ -94,12 +95,14 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         from openrlhf.rollout.vllm.forked import forked_core
+        from openrlhf.rollout.vllm.stats import stat_loggers
 
+        loggers, self._totals = stat_loggers(self.spec.stats)
         transfer = WeightTransferConfig(backend=RECEIVERS[self.spec.sync_backend])
         try:
             args = AsyncEngineArgs(**vllm_args(self.spec), weight_transfer_config=transfer)
             with forked_core():
-                self._llm = AsyncLLM.from_engine_args(args)
+                self._llm = AsyncLLM.from_engine_args(args, stat_loggers=loggers)
         except Exception as error:
             raise EngineError(f"{self.name} could not start on model {self.spec.model!r}: {error}") from error
         await self._set_version(0)
@@ -250,7 +253,8 @@ class VllmEngine:
             raise EngineDownError(f"{self.name}: the engine core died")
         if not self._updating:
             await self._control("give a sign of life", llm.get_weight_version(), HEALTH_TIMEOUT_S)
-        return EngineHealth(version=self.version, running=len(self._live), paused=self._paused, unfit=self._unfit)
+        state = {"running": len(self._live), "paused": self._paused, "unfit": self._unfit}
+        return EngineHealth(version=self.version, **state, totals=dict(self._totals))
 
     async def init_weight_transfer(self, info: dict[str, Any]) -> None:
         """Join the trainer's weight group (`GroupAddress.for_engine`, or what vLLM's trainer engine says)."""
