@@ -150,6 +150,14 @@ def test_with_adapters_the_reference_needs_nothing() -> None:
     assert notes[0].startswith("--ref.model_name_or_path A is not needed")
 
 
+def test_the_base_can_be_the_teacher() -> None:
+    line = "--ds.lora.rank 8 --actor.model_name_or_path A --ref.model_name_or_path A"
+    config, notes = resolved(GPUS, *line.split(), "--algo.advantage.estimator", "on_policy_distill")
+    assert config.base_is_reference
+    assert config.ref.model_name_or_path == "A"
+    assert not [note for note in notes if "is not needed" in note]
+
+
 @pytest.mark.parametrize(
     "line", ["--ref.model_name_or_path T", "--ref.remote_url http://h/v1", "--algo.kl.init_coef 0", "--ds.lora.rank 0"]
 )

@@ -31,7 +31,7 @@ def test_the_base_is_a_reference_that_never_moves(ranks: RankResults, world: int
         assert outcome["moved"] > 1e-2
 
 
-@pytest.mark.parametrize("kind", ["plain", "rslora", "dora", "dropout", "truncated"])
+@pytest.mark.parametrize("kind", ["plain", "rslora", "dora", "dropout", "truncated", "bf16"])
 def test_every_kind_of_adapter_has_its_base_and_scores_are_not_random(ranks: RankResults, kind: str) -> None:
     outcome = result(ranks, "lora_other_references", 1)[0][kind]
     assert outcome["apart"] <= 1e-6

@@ -191,15 +191,17 @@ def load_adapters(rank: int, world: int, folder: Path) -> dict[str, Any]:
 def other_references(rank: int, world: int, folder: Path) -> dict[str, dict[str, float]]:
     """Kind -> how far the base's log-probs are from a frozen copy's, and two scores of the policy from each other.
 
-    With dropout, DoRA, rsLoRA, and over the tokens that a truncated distribution kept.
+    With dropout, DoRA, rsLoRA, in bf16, and over the tokens that a truncated distribution kept.
     """
     results = {}
     batch = share(sharing_batch(), ROWS, rank, world)
-    kinds = {**KINDS, "dropout": replace(LORA, dropout=0.5), "truncated": LORA}
+    kinds = {**KINDS, "dropout": replace(LORA, dropout=0.5), "truncated": LORA, "bf16": LORA}
     for kind, lora in kinds.items():
         spec = with_adapters(folder, stage=2, model="tied", optim=FAST, lora=lora, score_micro_batch_size=5)
         if kind == "truncated":
             spec = replace(spec, truncation=Truncation(top_k=5))
+        if kind == "bf16":
+            spec = replace(spec, ds=replace(spec.ds, param_dtype="bf16"))
         policy, frozen = Learner(spec), Learner(replace(spec, role=Role.REFERENCE, optim=None))
         for _ in range(2):
             policy.update(batch, OBJECTIVE)

@@ -95,7 +95,10 @@ def _base_reference(c: P, m: Machine) -> Iterator[Change]:
         return
     why = "is not needed: with --ds.lora.rank the actor's base model is the reference, on the actor's own ranks"
     default = TrainPPOConfig()
-    for name in ("ref.num_nodes", "ref.num_gpus_per_node", "ref.model_name_or_path", "ref.offload"):
+    names = ["ref.num_nodes", "ref.num_gpus_per_node", "ref.offload"]
+    if not c.has_teacher:  # else it says that the base teaches
+        names.append("ref.model_name_or_path")
+    for name in names:
         if value_at(c, name) != value_at(default, name):
             yield Change(name, value_at(default, name), f"{setting(name, value_at(c, name))} {why}")
     if c.train.colocate_actor_ref and not c.train.colocate_all:
