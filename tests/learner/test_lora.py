@@ -78,6 +78,13 @@ def test_a_module_that_is_not_there_is_named_with_those_that_are(
     assert "gate_proj, up_proj, down_proj, lm_head" in str(caught.value)
 
 
+def test_a_critic_leaves_out_the_policys_head(model: Path) -> None:
+    lora = LoraConfig(rank=2, target_modules=("q_proj", "lm_head"))
+    names = trained_names(load(model, lora, role=Role.CRITIC))
+    assert {name.split(".")[-4] for name in names if "lora" in name} == {"q_proj"}
+    assert [name for name in names if "lora" not in name] == ["head.weight"]
+
+
 def test_names_of_modules_are_checked_without_weights(tmp_path: Path) -> None:
     tiny_config("gpt2").save_pretrained(tmp_path)
     check_targets(str(tmp_path), LoraConfig(rank=2, target_modules=("c_attn", "mlp.c_proj")))

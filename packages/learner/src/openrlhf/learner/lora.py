@@ -27,6 +27,7 @@ WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 REWARD = "reward_model.json"
 """Beside the adapter of a reward model: the mean and std of its rewards, which its base does not know."""
 ALL = "all-linear"
+OUTPUT = "lm_head"
 HEAD = "score"
 """The name under which an adapter holds a scalar head: that of transformers' sequence classification."""
 
@@ -40,6 +41,8 @@ def add_adapters(model: Any, config: LoraConfig, *, within: nn.Module | None = N
     """
     peft = import_peft()
     targets = list(config.target_modules)
+    if model.get_output_embeddings() is None:  # a critic has a head of its own
+        targets = [name for name in targets if name.rpartition(".")[2] != OUTPUT]
     _check_targets(model, targets)
     outside: list[str] = []
     if within is not None:
