@@ -1,4 +1,4 @@
-"""What a run leaves behind, made readable: TensorBoard events -> reward curve (terminal and PNG) and a short table."""
+"""What a run leaves behind, made readable: TensorBoard events -> reward curve in the terminal and a short table."""
 
 from __future__ import annotations
 
@@ -65,22 +65,6 @@ def terminal_plot(values: Sequence[float], *, width: int = 60, height: int = 10)
     axis = "     └" + "─" * columns
     ends = "      1" + str(len(values)).rjust(columns - 1)
     return "\n".join([*rows, axis, ends])
-
-
-def write_png(path: Path, points: Sequence[Point]) -> None:
-    """The reward curve as a picture."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4))
-    axes.plot([p.step for p in points], [p.value for p in points], marker=".")
-    axes.set(xlabel="rollout step", ylabel="reward (mean of the step's samples)", ylim=(0, 1), title="Digit sorting")
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 @dataclass(frozen=True)

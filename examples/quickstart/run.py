@@ -53,6 +53,10 @@ class Paths:
         return self.run / "tensorboard"
 
     @property
+    def report(self) -> Path:
+        return self.run / "report.html"
+
+    @property
     def model(self) -> Path:
         return self.run / "model"
 
@@ -156,6 +160,7 @@ def clear(run: Path) -> None:
         raise SystemExit(f"{str(run)!r} holds files that no quickstart made: give another --output")
     for name in ("data", "tensorboard", "checkpoints", "model"):
         shutil.rmtree(run / name, ignore_errors=True)
+    (run / "report.html").unlink(missing_ok=True)
     run.mkdir(parents=True, exist_ok=True)
     (run / MARK).touch()
 
@@ -163,6 +168,12 @@ def clear(run: Path) -> None:
 def _print_loss(step: int, loss: float) -> None:
     if step % 100 == 0:
         print(f"  step {step:3d}  loss {loss:.3f}", flush=True)
+
+
+def write_report(paths: Paths) -> None:
+    """The page about the run."""
+    command = [sys.executable, "-m", "openrlhf.launcher.main", "report", str(paths.tensorboard)]
+    subprocess.run([*command, "--output", str(paths.report)], check=True, stdout=subprocess.DEVNULL)
 
 
 def judge(model: Path, eval_data: Path) -> float:
@@ -174,11 +185,10 @@ def judge(model: Path, eval_data: Path) -> float:
 
 
 def summarise(paths: Paths, watch: Stopwatch, train_started: float, before: float, after: float) -> report.Summary:
-    """Gather the closing table's numbers from the run's event files; writes the reward plot beside them."""
+    """Gather the closing table's numbers from the run's event files."""
     events = report.read_events(paths.tensorboard)
     rewards = report.require(events, report.REWARD)
     first_step = report.require(events, report.STEP_TOTAL)[0].time - train_started
-    report.write_png(paths.run / "reward.png", rewards)
     print("\nReward by rollout step\n" + report.terminal_plot([p.value for p in rewards]) + "\n")
     steps = {f"  all steps: {phase}": value for phase, value in report.phase_seconds(events).items()}
     seconds = {**watch.seconds, "  start until the first step is done": first_step, **steps}
@@ -190,7 +200,7 @@ def summarise(paths: Paths, watch: Stopwatch, train_started: float, before: floa
         accuracy_after=after,
         seconds=seconds,
         places={
-            "reward plot": str(paths.run / "reward.png"),
+            "report, for a browser": str(paths.report),
             "trained model": str(paths.model),
             "TensorBoard files": str(paths.tensorboard),
         },
@@ -235,6 +245,7 @@ def main(argv: list[str]) -> int:
     if code:
         print(f"The training command ended with exit code {code}.", file=sys.stderr)
         return code
+    write_report(paths)
     after = judge(paths.model, eval_data)
     watch.lap("evaluation of the exported model")
     print(report.render_table(summarise(paths, watch, train_started, before, after)))

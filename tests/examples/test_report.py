@@ -1,5 +1,5 @@
 import pytest
-from report import Point, Summary, phase_seconds, read_events, render_table, require, terminal_plot, write_png
+from report import Summary, phase_seconds, read_events, render_table, require, terminal_plot
 from torch.utils.tensorboard import SummaryWriter
 
 
@@ -53,8 +53,3 @@ def test_table_lists_everything() -> None:
     assert len({line.index(line.split("  ")[-1].strip()) for line in lines}) == 1
     assert lines[3].split()[-2:] == ["after", "0.930"]
     assert lines[-1].endswith("tensorboard --logdir /out/tb")
-
-
-def test_png_is_written(tmp_path) -> None:
-    write_png(tmp_path / "reward.png", [Point(step=1, value=0.4, time=0.0), Point(step=2, value=0.9, time=1.0)])
-    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")

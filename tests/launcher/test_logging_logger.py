@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from openrlhf.launcher.config import LoggerConfig, TrainPPOConfig, WandbConfig
+from openrlhf.launcher.config import RunLoggerConfig, TrainPPOConfig, WandbConfig
 from openrlhf.launcher.logging.logger import RunLogger, masked
 from openrlhf.launcher.logging.sinks import ConsoleSink, GeneratedSample, JsonLinesSink, Metrics, duration
 
@@ -31,7 +31,7 @@ STEP = {
 
 
 def configuration(**options: Any) -> TrainPPOConfig:
-    return TrainPPOConfig(logger=LoggerConfig(**options))
+    return TrainPPOConfig(logger=RunLoggerConfig(**options))
 
 
 class Recorder:
@@ -126,6 +126,22 @@ def test_l17_the_progress_line_says_how_far_it_is() -> None:
     assert [duration(s) for s in (0.4, 59.4, 61, 3599)] == ["0 s", "59 s", "1 min 01 s", "59 min 59 s"]
 
 
+def test_a_terminal_has_a_bar_below_the_last_line() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream, now = Terminal(), iter([0.0, 10.0])
+    sink = ConsoleSink(stream, steps=20, clock=lambda: next(now))
+    sink.log_step(1, {"train/reward": 0.5})
+    sink.log_step(10, {"train/reward": 0.5})
+    sink.close()
+    first, second = "[#-------------------] 5%\r", "[##########----------] 50%, 11 s left\r"
+    assert stream.getvalue() == (
+        f"\x1b[Kstep 1 of 20  reward 0.5\n{first}\x1b[Kstep 10 of 20  reward 0.5\n{second}\x1b[K"
+    )
+
+
 def test_tensorboard_and_json_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = configuration(tensorboard_dir=str(tmp_path), wandb=WandbConfig(run_name="run 1"))
     logger = RunLogger(config)
@@ -162,7 +178,7 @@ def test_secrets_are_masked() -> None:
 
 WANDB_RUN = """
 import sys
-from openrlhf.launcher.config import LoggerConfig, TrainPPOConfig, WandbConfig
+from openrlhf.launcher.config import RunLoggerConfig, TrainPPOConfig, WandbConfig
 from openrlhf.launcher.logging.logger import RunLogger
 from openrlhf.launcher.logging.sinks import GeneratedSample
 wandb = WandbConfig(

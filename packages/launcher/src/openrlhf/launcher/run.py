@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openrlhf.launcher import signals
@@ -100,10 +102,35 @@ def print_summary(config: TrainPPOConfig, summary: RunSummary) -> None:
     """The last lines of a run: what was done and where it lies."""
     lines = [f"done: {summary.steps} steps, {summary.optimizer_steps} optimiser steps"]
     lines += [f"  {key} {value:.4g}" for key, value in sorted(summary.evaluation.items()) if "pass" in key]
+    places = written(config)
+    lines += [f"  {sentence}" for sentence in how_it_went(places)]
     lines.append(f"  model: {config.ckpt.output_dir}")
     if (record := record_folder(config)) is not None:
         lines.append(f"  record: {record}")
     if config.logger.tensorboard_dir:
         lines.append(f"  TensorBoard: tensorboard --logdir {config.logger.tensorboard_dir}")
+    if places:
+        lines.append(f"  report: openrlhf-launch report {shlex.quote(str(places[0]))}")
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
+
+
+def written(config: TrainPPOConfig) -> list[Path]:
+    """The folders in which a report finds the run."""
+    logger = config.logger
+    logs = None if logger.tensorboard_dir is None else Path(logger.tensorboard_dir) / logger.wandb.run_name
+    return [folder for folder in (logs, record_folder(config)) if folder is not None]
+
+
+def how_it_went(places: Sequence[Path]) -> list[str]:
+    """The run in words, from the first of its folders that can be read."""
+    from openrlhf.launcher.report.run_files import read_run
+    from openrlhf.launcher.report.words import in_words
+
+    for place in places:
+        try:
+            run = read_run(place)
+        except (OSError, ValueError):  # a disk that was full is no reason to fail at the end
+            continue
+        return in_words(run.steps, run.evaluations, run.alarms)
+    return []

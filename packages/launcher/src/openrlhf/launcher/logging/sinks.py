@@ -88,10 +88,15 @@ _PHASES = (
 )
 
 
+BAR_CELLS = 20
+CLEAR_LINE = "\x1b[K"
+
+
 class ConsoleSink:
     """One line per step: `step 3 of 40  reward 0.91  length 9.8  kl 0.002 | 0.41s: gen 0.21 exp 0.05 ... | 15 s left`.
 
-    steps: how many the run will make, an upper bound where prompts are filtered; None where nobody knows.
+    steps: how many the run will make, an upper bound where prompts are filtered; None where nobody knows. On a terminal
+    the time that is left stands in a bar below the last line, which other output writes over.
     """
 
     name = "the progress line"
@@ -101,6 +106,7 @@ class ConsoleSink:
         self._steps = steps
         self._clock = clock
         self._first: tuple[int, float] | None = None
+        self._bar = "" if steps is not None and stream.isatty() else None
 
     def resume(self, step: int) -> None:
         """What a terminal has shown stays."""
@@ -111,7 +117,10 @@ class ConsoleSink:
         phases = " ".join(f"{word} {metrics[key]:.2f}" for key, word in _PHASES if key in metrics)
         if "timing/step_total" in metrics:
             parts.append(f"| {metrics['timing/step_total']:.2f}s: {phases}")
-        if (left := self._left(step)) is not None:
+        left = self._left(step)
+        if self._bar is not None and self._steps is not None:
+            self._bar = progress_bar(step, self._steps, left)
+        elif left is not None:
             parts.append(f"| {duration(left)} left")
         self._write("  ".join(parts))
 
@@ -134,11 +143,24 @@ class ConsoleSink:
         """Samples are long; the console does not show them."""
 
     def close(self) -> None:
-        """The stream is not ours."""
+        """Take the bar away; the stream is not ours."""
+        if self._bar:
+            self._stream.write(CLEAR_LINE)
+            self._stream.flush()
 
     def _write(self, line: str) -> None:
-        self._stream.write(line + "\n")
+        if self._bar is None:
+            self._stream.write(line + "\n")
+        else:  # the cursor stays at the beginning of the bar
+            self._stream.write(f"{CLEAR_LINE}{line}\n{self._bar}\r")
         self._stream.flush()
+
+
+def progress_bar(step: int, steps: int, left: float | None) -> str:
+    """`[######--------------] 30%, 12 min 05 s left`."""
+    filled = min(BAR_CELLS, BAR_CELLS * step // steps)
+    cells = "#" * filled + "-" * (BAR_CELLS - filled)
+    return f"[{cells}] {min(100, 100 * step // steps)}%" + ("" if left is None else f", {duration(left)} left")
 
 
 def duration(seconds: float) -> str:

@@ -97,6 +97,8 @@ def read_run(folder: Path | str) -> RunFiles:
     steps, evaluations = _by_kind(rows)
     if record is not None and not steps:
         steps = [Row(step=n, time=s.time, metrics=s.metrics) for n, s in record.steps().items() if s.metrics]
+    if record is not None and not evaluations:
+        evaluations = [Row(step=step, time=0.0, metrics=told) for step, told in record.evaluations().items()]
     name = home.name if record is None else str(record.about.get("name", home.name))
     return RunFiles(
         name=name,
