@@ -184,7 +184,7 @@ from openrlhf.launcher.logging.sinks import GeneratedSample
 wandb = WandbConfig(
     key="k" * 40, org="some-org", group="some-group", project="some-project", run_name="some-run"
 )
-logger = RunLogger(TrainPPOConfig(logger=LoggerConfig(wandb=wandb)))
+logger = RunLogger(TrainPPOConfig(logger=RunLoggerConfig(wandb=wandb)))
 for step in (1, 2):
     logger.log_step(step, {"train/reward": 0.5, "train/my_log": 3.0})
     logger.log_samples(step, [GeneratedSample(text="text", label="7", reward=1.0)])
