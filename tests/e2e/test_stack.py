@@ -29,6 +29,8 @@ from openrlhf.launcher.ray.cluster import Cluster, connect
 from openrlhf.launcher.ray.engine_actor import GENERATION, SLOTS, EngineActor, engine_actor
 from openrlhf.launcher.ray.remote import Remote
 from openrlhf.launcher.ray.start import engine_specs, start_parts
+from openrlhf.launcher.record.reader import Record
+from openrlhf.launcher.record.run_record import open_record
 from openrlhf.launcher.resolve import resolve
 from openrlhf.launcher.samples import SampleRef
 from openrlhf.launcher.trainer.loop import Trainer, TrainerParts
@@ -77,6 +79,8 @@ def configure(path: Path, *, tied: bool) -> tuple[TrainPPOConfig, Prepared]:
         "train.batch_size": 8,
         "train.micro_batch_size": 8,
         "ckpt.output_dir": str(path / "exported"),
+        "logger.record_dir": str(path / "records"),
+        "vllm.stats_enable": tied,
         "ds.lora.rank": 8,
         "ds.lora.alpha": 64,
         "vllm.lora_push": "adapter" if tied else "merged",
@@ -186,7 +190,8 @@ def threads_of(parts: TrainerParts) -> dict[str, list[int]]:
 async def train_and_compare(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster) -> dict[str, Any]:
     """Two steps; then the engines' answers beside those of an engine that loads the exported adapter by itself."""
     sink = FakeSink()
-    parts = await start_parts(config, prepared, cluster, sink)
+    record = open_record(config, prepared.tokenizer, run="r", toml="", prompts=len(prepared.prompts))
+    parts = replace(await start_parts(config, prepared, cluster, sink), record=record)
     prompts = [prepared.tokenizer.encode(f"sort {i}4321") for i in range(4)]
     try:
         fleet = parts.learner._push._fleet  # type: ignore[attr-defined]
@@ -250,6 +255,19 @@ def test_an_engine_answers_while_a_thousand_streams_wait_for_a_push(cluster: Clu
     assert asyncio.run(asyncio.wait_for(main(), 120)) == list(range(count))
 
 
+def check_record(record: Record) -> None:
+    """Both steps of both ranks are recorded, with what engine and trainer said of the same tokens."""
+    assert record.complete_steps() == [1, 2]
+    for step in (1, 2):
+        samples = [s for group in record.groups(step) for s in group.samples.values()]
+        assert [s.index for s in samples] == list(range(16))
+        for sample in samples:
+            assert sample.trainer_logprobs is not None
+            assert abs(sample.trainer_logprobs - sample.engine_logprobs).max() < 1e-3
+            assert set(sample.versions[sample.trainable].tolist()) == {step - 1}
+            assert record.decode(sample.tokens[: sample.prompt_length]) == sample.prompt
+
+
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied-distilled"])
 def test_engines_hold_what_was_trained(  # B026, B128, B130
     tmp_path: Path, cluster: Cluster, tied: bool, monkeypatch: pytest.MonkeyPatch
@@ -282,6 +300,9 @@ def test_engines_hold_what_was_trained(  # B026, B128, B130
     assert (uncut < 1e-3) is tied  # the other run samples with top-p 0.9
     assert [step.get("train/outside_kept") for step in result["steps"]] == [None if tied else 0.0] * 2
     assert result["steps"][0]["train/actor_grad_norm"] > 0
+    check_record(Record.open(tmp_path / "records"))
+    assert ("engine/running_requests" in result["steps"][0]) is tied
+    assert not tied or 0 < result["steps"][0]["engine/kv_cache_usage"] <= 1
     assert ("train/distill_loss" in result["steps"][0]) is not tied
     assert tied or 0 < result["steps"][-1]["train/distill_loss"] < result["steps"][0]["train/distill_loss"]
     for answers in result["live"]:

@@ -164,7 +164,16 @@ def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path: Path) -> None
     assert (tmp_path / "config.toml").read_text() == "mine"
 
 
+def test_a_rank_that_does_not_see_the_record_of_the_trainer_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    SampleWriter(RecordPlace(folder=tmp_path, max_bytes=GIB), 0).write(1, [sample(1, 0)], {})
+    assert "--logger.record_dir must be a folder that all nodes share" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_full_disk_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / ABOUT).write_text("{}")
     (tmp_path / SAMPLES).write_text("a file where the folder should be")
     writer = SampleWriter(RecordPlace(folder=tmp_path, max_bytes=GIB), 0)
     for step in (1, 2):

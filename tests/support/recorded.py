@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -129,9 +130,8 @@ def kill_writers(folders: Sequence[str]) -> None:
         if not (pid := os.fork()):
             _write_without_end(folder)
         while len(step_files(folder / SAMPLES)) < 3:
-            pass
-        for _ in range(number * 2000):  # another place in the loop each time
-            pass
+            time.sleep(0.001)
+        time.sleep(number * 0.0007)  # another place in the loop each time
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from openrlhf.launcher.record.files import IMAGE_SCHEMA, IMAGES, SAMPLES, TEMPORARY, step_files, step_name, write_table
+from openrlhf.launcher.record.files import (
+    ABOUT,
+    IMAGE_SCHEMA,
+    IMAGES,
+    SAMPLES,
+    TEMPORARY,
+    step_files,
+    step_name,
+    write_table,
+)
 from openrlhf.launcher.record.place import RecordPlace
 from openrlhf.launcher.record.schema import RecordedSample, table_of
 
@@ -22,7 +31,8 @@ def image_name(content: bytes) -> str:
 
 
 class SampleWriter:
-    """Writes a file per step. Where the rank's files take more than its room, those of the oldest steps go.
+    """Writes a file per step, into a record that the trainer has begun. Where the rank's files take more than its room,
+    those of the oldest steps go.
 
     The newest step always stays. Without samples a file is written too: it says that this rank had none.
     """
@@ -42,6 +52,11 @@ class SampleWriter:
     def write(self, step: int, samples: Sequence[RecordedSample], images: Mapping[str, bytes]) -> None:
         """Record the rank's samples of a step, and the images that they name."""
         try:
+            if not (self._place.folder / ABOUT).is_file():
+                raise FileNotFoundError(
+                    f"{str(self._place.folder / ABOUT)!r} is not there, which the trainer wrote: --logger.record_dir "
+                    "must be a folder that all nodes share"
+                )
             size = 0
             if images:
                 rows = {"name": list(images), "content": list(images.values())}
