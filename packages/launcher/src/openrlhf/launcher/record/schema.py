@@ -158,7 +158,7 @@ def table_of(samples: Sequence[RecordedSample]) -> pa.Table:
     columns = {name: [getattr(sample, name) for sample in samples] for name in SCHEMA.names}
     columns["turns"] = [[[t.start, t.end, t.finish_reason] for t in turns] for turns in columns["turns"]]
     for name in _AS_JSON:
-        columns[name] = [json.dumps(_plain(value), ensure_ascii=False) for value in columns[name]]
+        columns[name] = [_encode(_plain(value)) for value in columns[name]]
     columns["stop_reason"] = [reason.value for reason in columns["stop_reason"]]
     masks = columns["trainable"]
     for name in _OF_TRAINABLE:
@@ -183,8 +183,13 @@ def _array(field: pa.Field, values: list[Any]) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), content, mask=mask)
 
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
 def _plain(value: Any) -> Any:
     """As JSON can hold it; what JSON has no form for becomes its text."""
+    if type(value) is str or type(value) is int or type(value) is float:
+        return value
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):

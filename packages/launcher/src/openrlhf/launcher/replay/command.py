@@ -32,7 +32,6 @@ OWN: dict[str, Any] = {
     "logger.tensorboard_dir": None,
     "logger.path": None,
     "logger.wandb.key": None,
-    "train.max_steps": None,
 }
 """What a replay does not take from the run, beside the folders that it writes."""
 WITHOUT_ENGINES: dict[str, Any] = {
