@@ -168,9 +168,10 @@ def _rank(config: TrainPPOConfig, role: Role) -> tuple[Learner, RankConfig, Reso
 
 
 def comparable(steps: Sequence[dict[str, float]]) -> list[dict[str, float]]:
-    """The metrics without the clock's."""
+    """The metrics without the clock's, and without alarms, which look back at what this process saw."""
     return [
-        {name: value for name, value in step.items() if not name.startswith(("timing/", "perf/"))} for step in steps
+        {name: value for name, value in step.items() if not name.startswith(("timing/", "perf/", "health/"))}
+        for step in steps
     ]
 
 
