@@ -18,7 +18,7 @@ from openrlhf.launcher.record.reader import Record
 from openrlhf.launcher.report.episodes import difference, interesting, short, step_block
 from openrlhf.launcher.report.live import LiveReport, application
 from openrlhf.launcher.report.page import SCRIPTS, STYLES, asset, write_page
-from openrlhf.launcher.report.run_files import read_run
+from openrlhf.launcher.report.run_files import read_run, settings_of
 from openrlhf.launcher.report.words import in_words
 from support.report_runs import HOSTILE, PER_STEP, write_run
 
@@ -53,6 +53,7 @@ def test_reads_what_a_run_left(run: Path) -> None:
     given = {s.name: (s.value, s.default) for s in read.settings if s.value != s.default}
     assert given["train.seed"] == ("7", "42")
     assert given["data.prompt_dataset"] == ("prompts.jsonl", "None")
+    assert len(given) == 3
     assert read.sources == {"actor.model_name_or_path": "models/tiny", "data.prompt_dataset": "prompts.jsonl"}
     assert [alarm["name"] for alarm in read.alarms] == ["no_reward_variance"]
 
@@ -179,3 +180,12 @@ def test_the_server_answers_below_its_token_and_to_this_machine_only(run: Path) 
             assert client.get(path).status_code == 404
     with TestClient(app, base_url="http://evil.example") as client:
         assert client.get("/secret/").status_code == 400
+
+
+def test_a_configuration_of_another_version_has_the_flags_that_it_had() -> None:
+    saved = "# python3 -m openrlhf.cli.train_sft --config THIS_FILE\n[train]\nseed = 3\n[gone]\nflag = true\n"
+    told = {s.name: (s.value, s.default) for s in settings_of(saved)}
+    assert told["train.seed"] == ("3", "42")
+    assert told["gone.flag"] == ("true", "")
+    assert "train.batch_size" not in told
+    assert settings_of("no = = toml") == []

@@ -160,6 +160,7 @@ def settings_of(toml: str) -> list[Setting]:
             help=flag.help,
         )
         for name, flag in flags.items()
+        if name in saved or defaults[name] is None  # what is None is not written; others came with a later version
     ]
     unknown = [Setting(name=n, value=_text(v), default="", help="") for n, v in saved.items() if n not in flags]
     return known + unknown

@@ -54,7 +54,12 @@ const branches = (() => {
     if (same.length < 2 || sample.start < 0) return null;
     const root = treeOf(block, same);
     const head = dom.make("summary", {}, `${same.length} branches of this episode`);
-    return dom.make("details", { className: "tree", open: true }, head, dom.make("ul", {}, list(block, root, sample, open)));
+    return dom.make(
+      "details",
+      { className: "tree", open: true },
+      head,
+      dom.make("ul", {}, list(block, root, sample, open)),
+    );
   }
 
   return { show };

@@ -74,13 +74,22 @@ const curves = (() => {
     },
   };
 
+  /** What a chart shows of the steps: of a single one, its neighbours too. */
+  const aroundOne = ({ data: [steps] }, from, to) => (steps.length === 1 ? [steps[0] - 1, steps[0] + 1] : [from, to]);
+
   function options(width, parts, scales = {}) {
     return {
       width,
       height: HEIGHT,
       cursor: { sync: { key: "steps" }, points: { size: 6 } },
-      scales: { x: { time: false, range: (_, from, to) => (from === to ? [from - 1, to + 1] : [from, to]) }, ...scales },
-      axes: [{ ...axis(), size: 30 }, { ...axis(), size: 56, values: (_, ticks) => ticks.map(dom.number) }],
+      scales: {
+        x: { time: false, range: aroundOne },
+        ...scales,
+      },
+      axes: [
+        { ...axis(), size: 30 },
+        { ...axis(), size: 56, values: (_, ticks) => ticks.map(dom.number) },
+      ],
       series: [{ label: "step" }, ...parts],
       plugins: [marks],
     };
@@ -164,10 +173,15 @@ const curves = (() => {
     const more = dom.make("div", { className: "grid" });
     const search = dom.make("input", { type: "search", placeholder: "name of a metric", ariaLabel: "Find a metric" });
     const box = dom.make("details", {}, dom.make("summary", {}, `${others.length} more metrics`), search, more);
-    const filled = () => fill(more, others.filter((name) => name.includes(search.value)));
+    const filled = () =>
+      fill(
+        more,
+        others.filter((name) => name.includes(search.value)),
+      );
     box.addEventListener("toggle", () => box.open && filled());
     search.addEventListener("input", filled);
-    if (runs.some((run) => run.alarms.length)) part.append(dom.make("p", { className: "dim" }, "Dashed: an alarm was raised."));
+    if (runs.some((run) => run.alarms.length))
+      part.append(dom.make("p", { className: "dim" }, "Dashed: an alarm was raised."));
     part.append(first.length ? grid : dom.make("p", {}, "No metrics were logged."), box);
     const timed = dom.section("phases");
     runs.forEach((run, i) => {

@@ -44,7 +44,11 @@ const dom = (() => {
         "table",
         {},
         make("thead", {}, make("tr", {}, head.map(cell("th")))),
-        make("tbody", {}, rows.map((row) => make("tr", {}, row.map(cell("td"))))),
+        make(
+          "tbody",
+          {},
+          rows.map((row) => make("tr", {}, row.map(cell("td")))),
+        ),
       ),
     );
   }
@@ -58,6 +62,7 @@ const dom = (() => {
   }
 
   const find = (id) => document.getElementById(id);
+  const choice = (id) => /** @type {HTMLSelectElement | null} */ (find(id));
 
   /** A section without what was put in before; its heading stays. */
   function section(id) {
@@ -66,5 +71,5 @@ const dom = (() => {
     return element;
   }
 
-  return { visible, make, text, number, table, colour, find, section };
+  return { visible, make, text, number, table, colour, find, choice, section };
 })();

@@ -58,7 +58,7 @@ const episodes = (() => {
     const steps = Object.keys(runs[state.run].episodes);
     const choices = [["all", "all"], ...steps.map((step) => [step, step])];
     parts.steps.replaceChildren(selectOf("step", "step", choices, (step) => choose({ step })));
-    document.getElementById("step").value = state.step;
+    dom.choice("step").value = state.step;
   }
 
   function choose(changes) {
@@ -149,14 +149,23 @@ const episodes = (() => {
     const bar = dom.make("div", { className: "tools" }, back, step(-1, "← previous"), step(1, "next →"), modes);
     const body = sample.start < 0 ? untold(sample) : tokens.show(block, sample, state.mode, legend, state.wanted);
     const tree = branches.show(block, sample, (other) => showSample(block, other));
-    parts.detail.replaceChildren(bar, facts(block, sample), legend, ...[tree, ...imagesOf(block, sample)].filter(Boolean), ...body);
-    document.getElementById("colour").value = state.mode;
+    parts.detail.replaceChildren(
+      bar,
+      facts(block, sample),
+      legend,
+      ...[tree, ...imagesOf(block, sample)].filter(Boolean),
+      ...body,
+    );
+    dom.choice("colour").value = state.mode;
     parts.detail.scrollTop = 0;
   }
 
   function untold(sample) {
     if (sample.failure) return [dom.make("h3", {}, "Why it was not trained on"), dom.text("pre", sample.failure)];
-    const why = sample.index < 0 ? "It was not trained on, so its tokens were not recorded." : "Its tokens were left out so that the page stays small (--max-mb).";
+    const why =
+      sample.index < 0
+        ? "It was not trained on, so its tokens were not recorded."
+        : "Its tokens were left out so that the page stays small (--max-mb).";
     return [dom.make("p", {}, why)];
   }
 
@@ -165,16 +174,30 @@ const episodes = (() => {
       ["reward", dom.number(sample.reward)],
       ["score", dom.number(sample.score)],
       ["after shaping", dom.number(sample.shaped)],
-      ["label", sample.label === undefined ? "" : typeof sample.label === "string" ? sample.label : JSON.stringify(sample.label)],
+      [
+        "label",
+        sample.label === undefined
+          ? ""
+          : typeof sample.label === "string"
+            ? sample.label
+            : JSON.stringify(sample.label),
+      ],
       ["ended by", sample.stop],
-      ["tokens", `${sample.length}${sample.promptLength === undefined ? "" : `, ${sample.promptLength} of the prompt`}`],
+      [
+        "tokens",
+        `${sample.length}${sample.promptLength === undefined ? "" : `, ${sample.promptLength} of the prompt`}`,
+      ],
       ["turns", sample.turns?.length ?? ""],
       ["step, prompt", `${current.step}, ${sample.group}`],
       ["data", block.groups[sample.group]?.datasource ?? ""],
       ...Object.entries(sample.logs ?? {}).map(([name, value]) => [name, dom.number(value)]),
     ];
     const filled = rows.filter(([, value]) => value !== "" && value !== "–");
-    return dom.make("dl", {}, filled.map(([name, value]) => dom.make("div", {}, dom.text("dt", name), dom.text("dd", value))));
+    return dom.make(
+      "dl",
+      {},
+      filled.map(([name, value]) => dom.make("div", {}, dom.text("dt", name), dom.text("dd", value))),
+    );
   }
 
   function imagesOf(block, sample) {
@@ -191,7 +214,7 @@ const episodes = (() => {
   function colourBy(mode) {
     state.mode = mode;
     tokens.paint(mode);
-    const select = document.getElementById("colour");
+    const select = dom.choice("colour");
     if (select) select.value = mode;
   }
 

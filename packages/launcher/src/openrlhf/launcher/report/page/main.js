@@ -41,7 +41,15 @@
   }
 
   /** The last step of every run: whether there is more to show. */
-  const stamp = ({ runs }) => JSON.stringify(runs.map((run) => [run.steps.step.at(-1), run.evaluations.step.at(-1), run.alarms.length, Object.keys(run.episodes).length]));
+  const stamp = ({ runs }) =>
+    JSON.stringify(
+      runs.map((run) => [
+        run.steps.step.at(-1),
+        run.evaluations.step.at(-1),
+        run.alarms.length,
+        Object.keys(run.episodes).length,
+      ]),
+    );
 
   async function follow(shown) {
     const status = dom.find("status");

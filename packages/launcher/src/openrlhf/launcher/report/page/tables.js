@@ -8,7 +8,11 @@ const tables = (() => {
     const part = dom.section("summary");
     for (const run of runs) {
       const words = run.words.length ? run.words : ["Nothing was logged yet."];
-      const list = dom.make("ul", { className: "words" }, words.map((sentence) => dom.text("li", sentence)));
+      const list = dom.make(
+        "ul",
+        { className: "words" },
+        words.map((sentence) => dom.text("li", sentence)),
+      );
       const rows = Object.entries(run.sources).map(([flag, value]) => [`--${flag}`, value]);
       const from = dom.make("details", {}, dom.make("summary", {}, "Models, data and rewards"), sources(run, rows));
       part.append(...named(runs, run, list), from);

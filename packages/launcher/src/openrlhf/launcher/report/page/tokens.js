@@ -12,6 +12,7 @@ const tokens = (() => {
   };
   const AT_ONCE = 4000;
   const LEAST_SCALE = { difference: 0.01, advantage: 1e-6, logprob: 1 };
+  /** @type {[string, RegExp][]} */
   const REGIONS = [
     ["tool call", /<tool_call>[\s\S]*?(?:<\/tool_call>|$)|\[TOOL_CALLS\][^\n]*|<function=[\s\S]*?(?:<\/function>|$)/g],
     ["tool response", /<tool_response>[\s\S]*?(?:<\/tool_response>|$)/g],
@@ -49,7 +50,9 @@ const tokens = (() => {
 
   /** Where the values of a mode are at full colour: all but a hundredth of the tokens are below. */
   function scaleOf(values, least) {
-    const sizes = Array.from(values, Math.abs).filter(Number.isFinite).sort((a, b) => a - b);
+    const sizes = Array.from(values, Math.abs)
+      .filter(Number.isFinite)
+      .sort((a, b) => a - b);
     return Math.max(least, sizes[Math.floor((sizes.length - 1) * 0.99)] ?? 0);
   }
 
