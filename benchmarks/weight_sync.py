@@ -26,7 +26,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
+from openrlhf.agents.engine import SamplingParams
 from openrlhf.rollout.engine_spec import EngineSpec
+from openrlhf.rollout.requests import GenerateRequest
 from openrlhf.rollout.vllm.engine import VllmEngine
 from openrlhf.rollout.weights.group import GroupAddress, WeightGroup
 from openrlhf.rollout.weights.sender import WeightSender
@@ -161,8 +163,19 @@ async def adapter_push(engine: VllmEngine, learner: Any, form: Any, repeats: int
         seconds.append(time.perf_counter() - began)
         nbytes = plan.nbytes
     sender.close()
-    await engine.shutdown()
     return nbytes, statistics.median(seconds[2:])
+
+
+async def tokens_per_second(engine: VllmEngine, repeats: int) -> float:
+    """Of 16 samples of 64 tokens at once."""
+    sampling = SamplingParams(max_tokens=64, seed=1, ignore_eos=True)
+    seconds = []
+    for _ in range(repeats + 1):
+        asked = [GenerateRequest(request_id=str(i), token_ids=[i + 5] * 32, sampling=sampling) for i in range(16)]
+        began = time.perf_counter()
+        await asyncio.gather(*map(engine.generate, asked))
+        seconds.append(time.perf_counter() - began)
+    return 16 * 64 / statistics.median(seconds[1:])
 
 
 async def measure_adapters(path: str, rank: int, repeats: int, bucket_mb: int) -> None:
@@ -175,8 +188,12 @@ async def measure_adapters(path: str, rank: int, repeats: int, bucket_mb: int) -
     whole = sum(info.nbytes for info in learner.weight_metadata())
     for form, name in (("merged", "merged"), ("apart", "adapter")):
         nbytes, seconds = await adapter_push(engines[form], learner, form, repeats, bucket_mb)
+        speed = await tokens_per_second(engines[form], repeats)
+        await engines[form].shutdown()
         share = f"{nbytes / whole:.1%} of the model's {whole / 1e6:.1f} MB"
-        print(f"rank {rank}, {name:8s} {nbytes / 1e6:8.2f} MB ({share})  {seconds:6.3f} s")
+        print(
+            f"rank {rank}, {name:8s} {nbytes / 1e6:8.2f} MB ({share})  {seconds:6.3f} s  {speed:6.1f} tokens/s sampled"
+        )
 
 
 async def measure(path: str, repeats: int, bucket_mb: int) -> tuple[int, dict[str, float]]:

@@ -108,6 +108,8 @@ def test_engine_and_trainer_agree_after_every_push(
                         await train(policy, version)
                         if lost and number == KILLED_BEFORE:
                             fleet.engines[0].kill()
+                            while not await fleet.gone():  # noqa: ASYNC110 - in another process
+                                await asyncio.sleep(0.05)
                             await push.recover(policy)
                             whole = push.last_bytes
                         errors.append(await push_once(push, fleet, policy, version, mode))

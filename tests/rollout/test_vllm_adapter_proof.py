@@ -68,7 +68,7 @@ class Adapted:
 
     def model(self, adapter: Named) -> Any:
         """The same in transformers: the adapter added to the weights."""
-        model = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32)
+        model: Any = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32)
         factors = dict(adapter)
         with torch.no_grad():
             for module in MODULES if adapter else ():
