@@ -40,26 +40,36 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         thread.join()
 
 
+READ = """
+async (pages) => Promise.all(pages.map(async (page) => {
+  const answer = await fetch(page);
+  const parsed = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const links = [...parsed.querySelectorAll("article a[href]")];
+  return {
+    page,
+    ok: answer.ok,
+    links: links.map((link) => new URL(link.getAttribute("href"), page).href),
+    ids: [...parsed.querySelectorAll("[id]")].map((element) => element.id),
+  };
+}))
+"""
+
+
 def test_every_page_is_there_and_links_within_the_site_lead_somewhere(browser: Browser, site: str) -> None:
     page = browser.new_page()
     page.goto(f"{site}/")
-    seen: set[str] = set()
-    links = page.locator("nav a[href]").evaluate_all("all => all.map(a => a.href)")
-    pages = sorted({link.partition("#")[0] for link in links if link.startswith(site)})
+    found = page.locator("nav a[href]").evaluate_all("all => all.map(link => link.href)")
+    pages = sorted({link.partition("#")[0] for link in found if link.startswith(site)})
     assert len(pages) >= len(list((ROOT / "docs").glob("*.md")))
-    for address in pages:
-        answer = page.request.get(address)
-        assert answer.ok, address
-        page.goto(address, wait_until="domcontentloaded")
-        own = page.locator("article a[href]").evaluate_all("all => all.map(a => a.href)")
-        anchors = page.locator("article [id]").evaluate_all("all => all.map(e => e.id)")
-        for link in own:
+    read = {entry["page"]: entry for entry in page.evaluate(READ, pages)}
+    assert [address for address, entry in read.items() if not entry["ok"]] == []
+    lost = []
+    for address, entry in read.items():
+        for link in entry["links"]:
             target, _, anchor = link.partition("#")
-            if target == address and anchor:
-                assert anchor in anchors, link
-            elif target.startswith(site) and target not in seen:
-                seen.add(target)
-                assert page.request.get(target).ok, f"{address} links to {target}"
+            if target.startswith(site) and (target not in read or (anchor and anchor not in read[target]["ids"])):
+                lost.append(f"{address} -> {link}")
+    assert lost == []
     page.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,13 @@ def test_the_same_weights_have_the_same_numbers(tmp_path: Path) -> None:
     flags = [*space.flags, "--eval.dataset", str(tmp_path / "prompts.jsonl"), *EVALUATION.split()]
     flags += ["--actor.adam.lr", "1e-3"]
     own = ["--eval.at_start", "--eval.steps", "100", "--logger.tensorboard_dir", str(tmp_path / "logs")]
-    subprocess.run([sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *flags, *own], cwd=tmp_path, check=True)
+    train = [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *flags, *own]
+    told = subprocess.run(train, cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert "Evaluation on 'default': pass@1" in told[told.index("done: 2 steps") :]
+    command = shlex.split(told[told.index("report: openrlhf-launch") :].splitlines()[0].removeprefix("report: "))
+    subprocess.run([sys.executable, "-m", "openrlhf.launcher.main", *command[1:]], cwd=tmp_path, check=True)
+    [page] = (tmp_path / "logs").rglob("report.html")
+    assert 'id="run-0-step-2"' in page.read_text()
     of_run = logged(tmp_path / "logs")
     assert list(of_run) == [0, 2]
     assert of_run[0] != of_run[2]
