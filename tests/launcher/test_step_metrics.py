@@ -13,6 +13,7 @@ from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.machine import peak_tflops
 from openrlhf.launcher.plan.shape import ModelShape
 from openrlhf.launcher.samples import Group
+from openrlhf.launcher.trainer.pipeline import Idleness
 from openrlhf.launcher.trainer.step_metrics import Throughput, training_flops
 from support.trainer_fakes import FAILED, GOOD, fake_run
 
@@ -78,8 +79,25 @@ def test_the_peak_is_known_by_the_name_or_given(tmp_path: Path) -> None:
     assert found.shape is not None
 
 
+def test_idleness_is_the_time_without_any_work() -> None:
+    now = 0.0
+    idle = Idleness(lambda: now)
+    now = 1.0
+    with idle.busy():
+        now = 2.0
+        with idle.busy():
+            now = 3.0
+        now = 4.0
+        assert idle.share() == 0.25  # of four seconds the first
+        now = 5.0
+    now = 8.0
+    assert idle.share() == 0.75
+    assert idle.share() == 0.0  # no time has passed
+
+
 def test_a_run_logs_its_rates() -> None:
     run = fake_run(4)
     run.run()
     assert run.sink.steps[0]["perf/tokens_per_second"] > 0
+    assert 0 <= run.sink.steps[0]["perf/waiting_for_trainer"] <= 1
     assert "perf/mfu" not in run.sink.steps[0]

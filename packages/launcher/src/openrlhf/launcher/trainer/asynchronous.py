@@ -97,7 +97,7 @@ class AsyncPipeline(Pipeline):
         return nullcontext() if self._gate is None else self._gate.pushing()
 
     def queue(self) -> dict[str, float]:
-        return {"rollout/waiting_batches": float(len(self._ready))}
+        return super().queue() | {"rollout/waiting_batches": float(len(self._ready))}
 
     async def close(self) -> None:
         if self._task is not None:

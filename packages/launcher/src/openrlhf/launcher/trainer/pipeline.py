@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import TrainPPOConfig
@@ -58,6 +59,39 @@ def late_failures(sampled: Sequence[Group], rewarded: Sequence[Group]) -> list[S
     return [r for s, r in pairs if r.failed and not s.failed]
 
 
+class Idleness:
+    """How long nothing was under way. clock: seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._busy = 0
+        self._seconds = 0.0
+        self._changed = self._asked = clock()
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Surrounds work; several pieces of it may overlap."""
+        self._count()
+        self._busy += 1
+        try:
+            yield
+        finally:
+            self._count()
+            self._busy -= 1
+
+    def share(self) -> float:
+        """The idle share of the time since the last call."""
+        self._count()
+        seconds, self._seconds = self._seconds, 0.0
+        before, self._asked = self._asked, self._changed
+        return seconds / (self._changed - before) if self._changed > before else 0.0
+
+    def _count(self) -> None:
+        now = self._clock()
+        self._seconds += 0.0 if self._busy else now - self._changed
+        self._changed = now
+
+
 class Pipeline(ABC):
     """Draws prompts until a rollout batch is full, episode by episode. How sampling shares time is the subclass'.
 
@@ -82,6 +116,7 @@ class Pipeline(ABC):
         self._pacing = pacing
         self._ready: deque[Collected | BaseException | None] = deque()  # what the trainer has not taken yet
         self._runner: GroupRunner[PromptItem, Group] | None = None
+        self._idle = Idleness()
         self._seen = GroupStats()
         self._failures: Counter[str] = Counter()  # since the last batch
         self._share = FailureShare(config.rollout.max_failed_fraction, config.rollout.batch_size)
@@ -144,8 +179,8 @@ class Pipeline(ABC):
         )
 
     def queue(self) -> dict[str, float]:
-        """How much waits for the trainer; empty where sampling waits for it."""
-        return {}
+        """Who waits for whom: the share of the time since the last call in which nothing was sampled."""
+        return {"perf/waiting_for_trainer": self._idle.share()}
 
     def describe(self) -> str:
         """What became of all samples so far, for the message of a run that trained on nothing."""
@@ -186,6 +221,10 @@ class Pipeline(ABC):
     async def _run_group(self, item: PromptItem, evaluation: EvalRequest | None = None) -> Group:
         return await self._scored(await self._rollout.run_group(item, evaluation=evaluation))
 
+    async def _busy_group(self, item: PromptItem) -> Group:
+        with self._idle.busy():
+            return await self._run_group(item)
+
     async def _scored(self, group: Group) -> Group:
         """With rewards of the stream. Where a reward model scores later, what has no reward yet is left as it is."""
         if self._rewards is not None:
@@ -195,7 +234,7 @@ class Pipeline(ABC):
     def _new_runner(self, untrained: Untrained) -> GroupRunner[PromptItem, Group]:
         return GroupRunner(
             itertools.chain(untrained.prompts, self._items()),
-            self._run_group,
+            self._busy_group,
             group_rules(self._config),
             buffer=untrained.groups,
             pacing=self._pacing,
