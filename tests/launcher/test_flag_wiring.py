@@ -179,6 +179,7 @@ CALLED = {
     "train.partial_rollout_recompute_kv": "clear_cache",
     "data.prompt_split": "split=split",
     "vllm.lora_push": "lora_rank",
+    "vllm.stats_enable": "stats=",
     "vllm.sync_bucket_mb": "bucket_bytes",
     "ds.zero_stage": "STAGES",
     "ds.use_liger_kernel": "apply_liger",

@@ -34,8 +34,8 @@ def sink() -> Iterator[PrometheusSink]:
     sink.close()
 
 
-def read(port: int) -> str:
-    return httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+def read(port: int, host: str = "127.0.0.1") -> str:
+    return httpx.get(f"http://{host}:{port}/metrics", trust_env=False).text
 
 
 def test_names() -> None:
@@ -67,7 +67,7 @@ def test_promtool_finds_nothing(sink: PrometheusSink) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_a_run_serves_on_this_machine_alone_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_serves_at_its_address_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[PrometheusSink] = []
     start = PrometheusSink.__init__
 
@@ -76,18 +76,19 @@ def test_a_run_serves_on_this_machine_alone_and_ends(monkeypatch: pytest.MonkeyP
         served.append(self)
 
     monkeypatch.setattr(PrometheusSink, "__init__", note)
-    config = build(TrainPPOConfig(), {"logger.prometheus_port": 0, "logger.wandb.run_name": "mine"})
+    config = build(TrainPPOConfig(), {"logger.prometheus_port": 0, "logger.prometheus_host": "127.0.0.2"})
     logger = RunLogger(config)
     logger.log_step(1, METRICS)
-    assert 'openrlhf_train_reward{run="mine"} 0.5' in read(served[0].port)
-    assert served[0]._server.server_address[0] == "127.0.0.1"
+    assert 'openrlhf_train_reward{run="auto"} 0.5' in read(served[0].port, "127.0.0.2")
+    assert served[0]._server.server_address[0] == "127.0.0.2"
     logger.close()
     with pytest.raises(httpx.ConnectError):
-        read(served[0].port)
+        read(served[0].port, "127.0.0.2")
 
 
-def test_none_is_started_unasked() -> None:
+def test_none_is_started_unasked_and_only_for_this_machine() -> None:
     assert TrainPPOConfig().logger.prometheus_port is None
+    assert TrainPPOConfig().logger.prometheus_host == "127.0.0.1"
 
 
 def test_a_taken_port_is_told() -> None:

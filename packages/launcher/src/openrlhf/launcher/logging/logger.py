@@ -146,16 +146,16 @@ def _prometheus(config: TrainPPOConfig | SupervisedConfig, run: RunIdentity) -> 
     return [sink]
 
 
-def _service(name: str) -> Callable[[TrainPPOConfig | SupervisedConfig, RunIdentity], list[Sink]]:
-    def make(config: TrainPPOConfig | SupervisedConfig, run: RunIdentity) -> list[Sink]:
-        project = getattr(config.logger, name.lower())
-        if project is None:
-            return []
-        from openrlhf.launcher.logging.service_sink import service_sink
+def _services(config: TrainPPOConfig | SupervisedConfig, run: RunIdentity) -> list[Sink]:
+    logger = config.logger
+    asked = {"MLflow": logger.mlflow, "Trackio": logger.trackio, "SwanLab": logger.swanlab, "Comet": logger.comet}
+    projects = {name: project for name, project in asked.items() if project is not None}
+    if not projects:
+        return []
+    from openrlhf.launcher.logging.service_sink import service_sink
 
-        return [service_sink(name, project, config.logger.wandb.run_name, masked(config), run)]
-
-    return make
+    own = logger.wandb.run_name, masked(config), run
+    return [service_sink(name, project, *own) for name, project in projects.items()]
 
 
 SINKS: dict[str, Callable[[TrainPPOConfig | SupervisedConfig, RunIdentity], list[Sink]]] = {
@@ -163,7 +163,7 @@ SINKS: dict[str, Callable[[TrainPPOConfig | SupervisedConfig, RunIdentity], list
     WandbSink.name: _wandb,
     "--logger.path": _own,
     "Prometheus": _prometheus,
-    **{name: _service(name) for name in ("MLflow", "Trackio", "SwanLab", "Comet")},
+    "MLflow, Trackio, SwanLab or Comet": _services,
 }
 """What makes the sinks beside the progress line, none where the options do not ask for one, by their name."""
 
