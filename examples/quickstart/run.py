@@ -200,11 +200,10 @@ def summarise(paths: Paths, watch: Stopwatch, train_started: float, before: floa
         accuracy_after=after,
         seconds=seconds,
         places={
-            "report, for a browser": str(paths.report),
             "trained model": str(paths.model),
             "TensorBoard files": str(paths.tensorboard),
         },
-        next={"look at the curves": f"tensorboard --logdir {paths.tensorboard}", "try GRPO next": again},
+        next={"try GRPO next": again, "see what the run did": f"open {paths.report} in a browser"},
     )
 
 

@@ -13,7 +13,9 @@ const curves = (() => {
     "train/grad_norm",
     "train/logprobs_diff",
     "rollout/sync_error",
+    "rollout/staleness_mean",
     "rollout/failed_samples",
+    "perf/tokens_per_second",
     "timing/step_total",
   ];
   const PHASES = ["generation", "make_experience", "ppo_train", "broadcast", "reference_sync"];
@@ -77,6 +79,10 @@ const curves = (() => {
   /** What a chart shows of the steps: of a single one, its neighbours too. */
   const aroundOne = ({ data: [steps] }, from, to) => (steps.length === 1 ? [steps[0] - 1, steps[0] + 1] : [from, to]);
 
+  /** What a chart shows of the values: of values that are all the same, their neighbours too. */
+  const aroundFlat = (_, least, most) =>
+    least === most ? [least - 1, most + 1] : uPlot.rangeNum(least, most, 0.1, true);
+
   function options(width, parts, scales = {}) {
     return {
       width,
@@ -84,6 +90,7 @@ const curves = (() => {
       cursor: { sync: { key: "steps" }, points: { size: 6 } },
       scales: {
         x: { time: false, range: aroundOne },
+        y: { range: aroundFlat },
         ...scales,
       },
       axes: [
