@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,6 @@ class RunFiles:
     settings: Sequence[Setting] = ()
     alarms: Sequence[Mapping[str, Any]] = ()
     record: Record | None = None
-    files: Sequence[Path] = field(default=())
-    """What it was read from; their times say whether there is more by now."""
 
     @property
     def sources(self) -> dict[str, str]:
@@ -90,11 +88,10 @@ def read_run(folder: Path | str) -> RunFiles:
             f"{str(root)!r} holds nothing of a run: no {METRICS} (written with --logger.tensorboard_dir) and no record "
             "of samples (--logger.record_dir), here or up to three folders below"
         )
-    record = _record_of(logs[-1] if logs else None, records)
     metrics = logs[-1] if logs else None
-    home = metrics.parent if metrics is not None else records[-1]
-    rows = [] if metrics is None else _rows(metrics)
-    steps, evaluations = _by_kind(rows)
+    record = _record_of(metrics, records)
+    home = records[-1] if metrics is None else metrics.parent
+    steps, evaluations = _by_kind([] if metrics is None else _rows(metrics))
     if record is not None and not steps:
         steps = [Row(step=n, time=s.time, metrics=s.metrics) for n, s in record.steps().items() if s.metrics]
     if record is not None and not evaluations:
@@ -108,7 +105,6 @@ def read_run(folder: Path | str) -> RunFiles:
         settings=_settings(home, record),
         alarms=[] if record is None else record.alarms(),
         record=record,
-        files=[] if metrics is None else [metrics],
     )
 
 
@@ -132,7 +128,8 @@ def _by_kind(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Row], list[Row]]:
     for row in rows:
         values = {k: float(v) for k, v in row.items() if k not in ("step", "time") and isinstance(v, int | float)}
         found[row_kind(row)][row["step"]] = Row(step=row["step"], time=float(row.get("time", 0.0)), metrics=values)
-    return [[by_step[step] for step in sorted(by_step)] for by_step in (found["step"], found["evaluation"])]  # type: ignore[return-value]
+    steps, evaluations = ([kind[step] for step in sorted(kind)] for kind in (found["step"], found["evaluation"]))
+    return steps, evaluations
 
 
 def _settings(home: Path, record: Record | None) -> list[Setting]:
