@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from dataclasses import replace
 
 import pytest
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.samples import Group
-from openrlhf.launcher.trainer.evaluation import evaluation_metrics, unbiased_pass_at_k
-from support.trainer_fakes import FAILED, GOOD
+from openrlhf.launcher.trainer.evaluation import ToldPipeline, evaluate, evaluation_metrics, unbiased_pass_at_k
+from support.trainer_fakes import FAILED, GOOD, fake_run
 
 
 def group(name: str, rewards: list[float | None]) -> Group:
@@ -61,3 +63,15 @@ def test_failed_samples_are_left_out_and_counted() -> None:
     metrics = evaluation_metrics([group("a", [1.0, None])], 2)
     assert metrics["eval/eval_a_pass1"] == 1.0
     assert metrics["eval/eval_failed_samples"] == 1.0
+
+
+def test_an_evaluation_alone_says_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    run = fake_run(1, eval_prompts=25, eval__n_samples_per_prompt=2)
+    run.learner.pushed.append(0)
+    pipeline = ToldPipeline(run.config, run.rollout, run.prompts)
+    with caplog.at_level(logging.INFO):
+        groups = asyncio.run(evaluate(run.config, pipeline, run.learner, run.trainer.parts.eval_prompts))
+    assert [g.prompt.position for g in groups] == list(range(25))
+    told = [message.partition(", ")[0] for message in caplog.messages]
+    assert told == [f"evaluation: {n} of 25 prompts" for n in (3, 5, 8, 10, 13, 15, 18, 20, 23, 25)]
+    assert caplog.messages[-1].endswith("0 s left")

@@ -15,9 +15,8 @@ from openrlhf.launcher.ray.learner_group import score_rewards
 from openrlhf.launcher.ray.rank_group import RankGroup
 from openrlhf.launcher.ray.start import start_workers
 from openrlhf.launcher.samples import Group, SampleRef
-from openrlhf.launcher.trainer.evaluation import evaluate
+from openrlhf.launcher.trainer.evaluation import ToldPipeline, evaluate
 from openrlhf.launcher.trainer.model_rewards import reward_stream
-from openrlhf.launcher.trainer.pipeline import SyncPipeline
 from openrlhf.learner.spec import Role
 
 
@@ -48,7 +47,7 @@ async def sample_evaluation(config: EvaluationConfig, prepared: Prepared, cluste
     rollout.watch = EngineWatch(fleet, recover, rollout, list(workers.groups.values()), INTERVAL)
     rollout.watch.start()
     prompts = PromptSampler(prepared.prompts, config.train.seed)
-    pipeline = SyncPipeline(config, rollout, prompts, reward_stream(config, rewards))
+    pipeline = ToldPipeline(config, rollout, prompts, reward_stream(config, rewards))
     try:
         return await evaluate(config, pipeline, rewards, prepared.eval_prompts)
     finally:

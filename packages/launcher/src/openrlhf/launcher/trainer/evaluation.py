@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from math import comb
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.logging.sinks import duration
 from openrlhf.launcher.logging.values import nan_mean
 from openrlhf.launcher.samples import EvalRequest, Group
 from openrlhf.launcher.trainer.model_rewards import RewardModel, add_rewards
-from openrlhf.launcher.trainer.pipeline import Pipeline
+from openrlhf.launcher.trainer.pipeline import Pipeline, SyncPipeline
+
+log = logging.getLogger(__name__)
+
+
+TOLD = 10
+"""How often an evaluation alone says how far it is."""
+
+
+class ToldPipeline(SyncPipeline):
+    """Says in the log how many prompts of an evaluation are done, and how long the others may take."""
+
+    async def evaluate(self, items: Sequence[PromptItem], request: EvalRequest) -> list[Group]:
+        self._all, self._done, self._began = len(items), 0, time.monotonic()
+        return await super().evaluate(items, request)
+
+    async def _run_group(self, item: PromptItem, evaluation: EvalRequest | None = None) -> Group:
+        group = await super()._run_group(item, evaluation)
+        self._done += 1
+        if self._done * TOLD // self._all > (self._done - 1) * TOLD // self._all:
+            left = (time.monotonic() - self._began) / self._done * (self._all - self._done)
+            log.info("evaluation: %d of %d prompts, %s left", self._done, self._all, duration(left))
+        return group
 
 
 async def evaluate(

@@ -76,5 +76,5 @@
     if (source.live) await follow(stamp(overview));
   }
 
-  start();
+  start().catch((error) => (dom.find("status").textContent = `the page does not work here: ${error}`));
 })();
