@@ -113,9 +113,12 @@ class Record:
         tables = list(_tables(step_files(self.folder / SAMPLES), step))
         return sorted((s for table in tables for s in samples_of(table)), key=lambda sample: sample.index)
 
-    def groups(self, step: int) -> list[RecordedGroup]:
-        """The groups of a step with their samples, in the order in which they were trained."""
-        recorded = self.steps().get(step)
+    def groups(self, step: int, recorded: RecordedStep | None = None) -> list[RecordedGroup]:
+        """The groups of a step with their samples, in the order in which they were trained.
+
+        recorded: the step, from whom has read all of them; else they are read again.
+        """
+        recorded = recorded or self.steps().get(step)
         by_group: dict[str, dict[int, RecordedSample]] = defaultdict(dict)
         for sample in self.samples(step):
             by_group[sample.group_id][sample.place] = sample

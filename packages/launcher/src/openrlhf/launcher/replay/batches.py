@@ -86,6 +86,7 @@ class RecordedBatches(Pipeline):
         super().__init__(config, rollout, prompts)
         self._record = record
         self._steps = list(steps)
+        self._recorded = record.steps()
 
     def resume(self, episode: int, step: int, untrained: Untrained) -> None:
         self.episode = episode
@@ -100,10 +101,10 @@ class RecordedBatches(Pipeline):
         if not self._steps:
             return None
         number = self._steps.pop(0)
-        recorded = self._record.steps()[number]
+        recorded = self._recorded[number]
         self.episode = recorded.before["state"]["episode"]
         images = self._record.images(number)
-        groups = [await self._group(group, images) for group in self._record.groups(number)]
+        groups = [await self._group(group, images) for group in self._record.groups(number, recorded)]
         return Collected(groups=groups, metrics=dict(recorded.sampling))
 
     async def _group(self, group: RecordedGroup, images: Mapping[str, bytes]) -> Group:
