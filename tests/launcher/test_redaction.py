@@ -221,8 +221,8 @@ def test_l04_what_is_no_secret_stays() -> None:
 
 def test_l04_the_folder_of_a_shell_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redaction, "_remembered", set())
-    remember_variables({"PWD": "/work/here", "DB_PWD": "hunter22"})
-    assert redact("/work/here/model hunter22") == "/work/here/model ***"
+    remember_variables({"PWD": "/data/here", "DB_PWD": "hunter22"})
+    assert redact("/data/here/model hunter22") == "/data/here/model ***"
 
 
 def test_l04_secrets_of_a_command_line() -> None:
