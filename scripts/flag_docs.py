@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import sys
 from collections.abc import Sequence
@@ -165,13 +166,16 @@ def row(command: Command, flag: Flag) -> str:
 
 
 def code(text: str) -> str:
-    """Text as inline code in a table cell."""
-    return f"`{text}`".replace("|", "\\|").replace("\n", "\\n") if text else ""
+    """Text as inline code in a table cell. GitHub and the site read a bar there alike only as an entity in HTML."""
+    line = text.replace("\n", "\\n")
+    if "|" in line:
+        return f"<code>{html.escape(line, quote=False).replace('|', '&#124;')}</code>"
+    return f"`{line}`" if line else ""
 
 
 def escape(text: str) -> str:
     """Text in a table cell."""
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*") if "**" not in text else text
+    return text.replace("|", "&#124;").replace("<", "&lt;").replace("*", "\\*") if "**" not in text else text
 
 
 def main() -> int:

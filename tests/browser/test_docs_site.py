@@ -49,6 +49,7 @@ async (pages) => Promise.all(pages.map(async (page) => {
     page,
     ok: answer.ok,
     links: links.map((link) => new URL(link.getAttribute("href"), page).href),
+    escapes: parsed.querySelector("article").textContent.split("\\\\|").length - 1,
     ids: [...parsed.querySelectorAll("[id]")].map((element) => element.id),
   };
 }))
@@ -63,6 +64,7 @@ def test_every_page_is_there_and_links_within_the_site_lead_somewhere(browser: B
     assert len(pages) >= len(list((ROOT / "docs").glob("*.md")))
     read = {entry["page"]: entry for entry in page.evaluate(READ, pages)}
     assert [address for address, entry in read.items() if not entry["ok"]] == []
+    assert [address for address, entry in read.items() if entry["escapes"]] == []
     lost = []
     for address, entry in read.items():
         for link in entry["links"]:
