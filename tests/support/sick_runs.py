@@ -121,14 +121,14 @@ def greedy(step: int, rng: random.Random, item: PromptItem) -> dict[str, Any]:
     return {"answer": item.position, "reward": float(item.position % 3 == 0)}
 
 
-def rare(step: int, rng: random.Random, item: PromptItem) -> dict[str, Any]:
-    """One sample in forty is right."""
-    return {"reward": float(rng.random() < 1 / 40)}
+def hard(step: int, rng: random.Random, item: PromptItem) -> dict[str, Any]:
+    """Only one prompt in ten is ever answered."""
+    return {} if item.position % 10 == 0 else {"reward": 0.0}
 
 
 SICK = [
     Sickness(name="no_reward_variance", sample=lambda step, rng, item: {"reward": 0.5}),
-    Sickness(name="zero_advantages", sample=rare, flags={"train.seed": 1}, within=20),
+    Sickness(name="zero_advantages", sample=hard, flags={"rollout.batch_size": 10, "train.batch_size": 40}, drawn=10),
     Sickness(name="all_truncated", sample=lambda step, rng, item: {"truncated": True}),
     Sickness(name="identical_answers", sample=greedy),
     Sickness(
@@ -154,7 +154,7 @@ SICK = [
     Sickness(name="learning_rate_zero", metrics=lambda step, rng: {"train/actor_lr": 0.0}),
     Sickness(
         name="filter_waste",
-        sample=lambda step, rng, item: {} if item.position % 10 == 0 else {"reward": 0.0},
+        sample=hard,
         flags={"algo.dynamic_filtering_enable": True, "algo.dynamic_filtering_range": (0.0, 1.0)},
         drawn=10 * PROMPTS,
     ),
