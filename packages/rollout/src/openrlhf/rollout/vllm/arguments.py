@@ -217,6 +217,7 @@ def to_vllm_sampling(sampling: SamplingParams, suppressed: Sequence[int] = ()) -
         skip_special_tokens=False,
         include_stop_str_in_output=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,  # made for one request, and changed by nobody
     )
 
 
