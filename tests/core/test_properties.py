@@ -143,3 +143,22 @@ def test_group_baseline_of_any_samples(estimator: str, samples: list[tuple[int, 
         inside = torch.tensor([i == group for i in ids])
         assert abs(float(result.rewards[inside].sum())) < 1e-6 * max(1.0, float(result.rewards.abs().max()))
         assert int(result.keep[inside].sum()) == (survivors[group] if survivors[group] >= 2 else 0)
+
+
+@PROFILE
+@given(
+    estimator=st.sampled_from(GROUPS),
+    episodes=st.lists(st.tuples(st.integers(0, 2), st.floats(-1e3, 1e3), st.integers(1, 4)), min_size=1, max_size=10),
+)
+def test_branches_change_nothing_for_other_episodes(estimator: str, episodes: list[tuple[int, float, int]]) -> None:
+    """Any number of branches with the reward of their episode against one sample per episode."""
+    plain = group_baseline(
+        estimator, torch.tensor([r for _, r, _ in episodes], dtype=torch.float64), [g for g, _, _ in episodes]
+    )
+    rows = [(number, g, r) for number, (g, r, branches) in enumerate(episodes) for _ in range(branches)]
+    numbers = [number for number, _, _ in rows]
+    rewards = torch.tensor([r for _, _, r in rows], dtype=torch.float64)
+    branched = group_baseline(estimator, rewards, [g for _, g, _ in rows], episodes=numbers)
+    assert torch.equal(branched.rewards, plain.rewards[numbers])
+    assert torch.equal(branched.keep, plain.keep[numbers])
+    assert (branched.dropped_groups, branched.group_std) == (plain.dropped_groups, plain.group_std)

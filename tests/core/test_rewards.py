@@ -312,3 +312,59 @@ def test_token_rewards_check_shapes() -> None:
         token_rewards(vec(1, 2), None, 0.0, mask([1, 1]))
     with pytest.raises(ValueError, match="kl must be"):
         token_rewards(vec(1), rows([1.0]), 0.0, mask([1, 1]))
+
+
+BRANCHES = vec(1, 1, 1, 0, 0, 0, 0, 0, 0), [0, 1, 2, *[3] * 6]
+"""Four episodes, of which the one that failed the task has six branches: the mean is 0.75, not 1/3."""
+
+
+@pytest.mark.parametrize(
+    ("estimator", "right", "wrong"),
+    [
+        ("rloo", 1 / 3, -1),
+        ("group_norm", 0.5, -1.5),
+        ("dr_grpo", 0.25, -0.75),
+        ("reinforce_baseline", 0.25, -0.75),
+        ("maxrl", 1 / 3, -1),
+        ("reinforce", 1, 0),
+        ("gae", 1, 0),
+    ],
+)
+def test_an_episode_with_branches_counts_once(estimator: str, right: float, wrong: float) -> None:
+    rewards, episodes = BRANCHES
+    result = group_baseline(estimator, rewards, ["p"] * 9, episodes=episodes)
+    check(result.rewards, [right] * 3 + [wrong] * 6, 1e-8)
+    assert result.group_std == pytest.approx(0.5)
+    order = torch.tensor([4, 0, 8, 2, 3, 1, 7, 5, 6])
+    mixed = group_baseline(estimator, rewards[order], ["p"] * 9, episodes=torch.tensor(episodes)[order])
+    check(mixed.rewards, result.rewards[order], 0)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        # the first episode's branches have 1 and 3: it counts with 2, the others with 0 and 4, the mean is 2
+        ("rloo", [-1, 1, -3, 3]),
+        ("group_norm", [-0.5, 0.5, -1, 1]),
+        ("dr_grpo", [-1, 1, -2, 2]),
+        ("reinforce_baseline", [-1, 1, -2, 2]),
+        ("maxrl", [-0.5, 0.5, -1, 1]),
+        ("reinforce", [1, 3, 0, 4]),
+        ("gae", [1, 3, 0, 4]),
+    ],
+)
+def test_branches_with_rewards_of_their_own_share_the_baseline(estimator: str, expected: list[float]) -> None:
+    check(group_baseline(estimator, vec(1, 3, 0, 4), ["p"] * 4, episodes=[0, 0, 1, 2]).rewards, expected, 1e-8)
+
+
+def test_failed_branches_are_left_out_and_failed_episodes_are_no_survivors() -> None:
+    ids, episodes = list("aaaaabb"), [0, 0, 1, 1, 2, 0, 0]
+    result = group_baseline("rloo", vec(1, NAN, 0, 0, NAN, 5, 5), ids, episodes=episodes)
+    check(result.rewards, [1, 0, -1, -1, 0, 0, 0], 1e-12)
+    assert result.keep.tolist() == [True, False, True, True, False, False, False]
+    assert result.dropped_groups == 1  # the branches of the one episode of b can be compared with nothing
+
+
+def test_group_baseline_refuses_missing_episodes() -> None:
+    with pytest.raises(ValueError, match="3 episodes for 2 rewards"):
+        group_baseline("rloo", vec(1, 2), [1, 1], episodes=[1, 2, 3])

@@ -75,3 +75,15 @@ def test_an_evaluation_alone_says_how_far_it_is(caplog: pytest.LogCaptureFixture
     told = [message.partition(", ")[0] for message in caplog.messages]
     assert told == [f"evaluation: {n} of 25 prompts" for n in (3, 5, 8, 10, 13, 15, 18, 20, 23, 25)]
     assert caplog.messages[-1].endswith("0 s left")
+
+
+def test_an_episode_with_branches_is_one_attempt() -> None:
+    """Four attempts, of which the one that failed the task has six branches."""
+    samples = [replace(GOOD, reward=1.0, episode=n) for n in range(3)] + [replace(GOOD, reward=0.0, episode=3)] * 6
+    failed = [replace(FAILED, episode=4)] * 2
+    group = Group(prompt=PromptItem(group_id="g", prompt="p", datasource="d"), samples=samples + failed, handle=None)
+    metrics = evaluation_metrics([group], 4)
+    assert metrics["eval/eval_d_pass1"] == 0.75
+    assert metrics["eval/eval_d_pass2_unbiased"] == 1.0
+    assert metrics["eval/eval_num_samples"] == 5
+    assert metrics["eval/eval_failed_samples"] == 1

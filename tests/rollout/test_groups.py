@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 
+from openrlhf.rollout.episodes import group_score
 from openrlhf.rollout.failure_share import RolloutFailedError
 from openrlhf.rollout.groups import (
     GroupRules,
@@ -15,7 +16,6 @@ from openrlhf.rollout.groups import (
     GroupStats,
     Pacing,
     RolloutBatch,
-    group_score,
     score_histogram,
 )
 from support.rollout_fakes import FakeGroup, FakeSample, ScriptedRollout, group

@@ -66,6 +66,7 @@ class FakeSample:
     failed: bool = False
     failure: str = ""
     failure_kind: str = ""
+    episode: int | None = None
 
 
 @dataclass(frozen=True)

@@ -171,20 +171,22 @@ class GroupBaseline:
 class Compared:
     """What a baseline is made of, [N] float64 each.
 
-    centred: a sample's reward less its group's mean. Of its group: n, the valid samples; std, unbiased; mean.
+    centred: the reward of a sample's episode less its group's mean. own: the sample's reward less its episode's, 0
+    unless branches of an episode have rewards of their own. Of its group: n, the valid episodes; std, unbiased; mean.
     """
 
     centred: Tensor
+    own: Tensor
     n: Tensor
     std: Tensor
     mean: Tensor
 
 
 BASELINES: dict[Baseline, Callable[[Compared], Tensor]] = {
-    "mean": lambda x: x.centred,
-    "mean_std": lambda x: x.centred / (x.std + GROUP_STD_EPS),
-    "leave_one_out": lambda x: x.centred * (x.n / (x.n - 1).clamp_min(1)),
-    "mean_ratio": lambda x: select(x.centred / x.mean.clamp_min(_MIN_MEAN), x.mean > _MIN_MEAN),
+    "mean": lambda x: x.centred + x.own,
+    "mean_std": lambda x: (x.centred + x.own) / (x.std + GROUP_STD_EPS),
+    "leave_one_out": lambda x: x.centred * (x.n / (x.n - 1).clamp_min(1)) + x.own,
+    "mean_ratio": lambda x: select((x.centred + x.own) / x.mean.clamp_min(_MIN_MEAN), x.mean > _MIN_MEAN),
 }
 """Rewards [N] after the baseline."""
 
@@ -194,10 +196,15 @@ def group_baseline(
     rewards: Tensor,
     group_ids: Sequence[Hashable] | Tensor,
     valid: Tensor | None = None,
+    episodes: Sequence[Hashable] | Tensor | None = None,
 ) -> GroupBaseline:
-    """Compare each sample with the others of its prompt. rewards [N], group_ids N prompt identities in any order.
+    """Compare each episode with the others of its prompt. rewards [N], group_ids N prompt identities in any order.
 
-    With m and s the mean and unbiased std (n - 1) over the group's n valid samples:
+    episodes: N names of episodes, told apart within a group; samples of one are its branches. None: every sample is an
+    episode. An episode counts once, with the mean reward of its valid branches, and its branches share its advantage;
+    one with a reward of its own is compared with the same baseline by that.
+
+    With m and s the mean and unbiased std (n - 1) over the group's n valid episodes:
     rloo: n / (n - 1) (R - m), that is R minus the mean of the others (Ahmadian et al., 2024). group_norm:
     (R - m) / (s + 1e-9) (Shao et al., GRPO, 2024, which leaves the kind of std open and has no epsilon). dr_grpo:
     R - m (Liu et al., 2025, whose division by a constant length is loss_agg_mode seq-mean-token-sum-norm).
@@ -207,20 +214,18 @@ def group_baseline(
     A group of equal rewards gets exactly 0.
 
     Samples not valid [N] bool, or whose reward is not finite, are left out of the statistics and not kept; nor are
-    groups with fewer than two survivors where the estimator compares samples.
+    groups with fewer than two surviving episodes where the estimator compares them.
 
     Raises:
         ValueError: shapes that differ, an unknown estimator.
     """
     row = estimator_row(estimator)
     check_vectors(rewards=rewards, valid=valid)
-    ids = group_ids.tolist() if isinstance(group_ids, Tensor) else list(group_ids)
-    if len(ids) != len(rewards):
-        raise ValueError(f"{len(ids)} group_ids for {len(rewards)} rewards")
-    numbers = {group: i for i, group in enumerate(dict.fromkeys(ids))}
-    group = torch.tensor([numbers[g] for g in ids], dtype=torch.long, device=rewards.device)
+    group, ids = _numbered(group_ids, rewards, "group_ids")
+    names = range(len(ids)) if episodes is None else _numbered(episodes, rewards, "episodes")[1]
+    episode, _ = _numbered(list(zip(ids, names, strict=True)), rewards, "episodes")
     ok = _usable(rewards, valid)
-    n, std, samples = _group_stats(rewards, group, len(numbers), ok)
+    n, std, samples = _group_stats(rewards, group, episode, ok)
     keep = ok & (n >= row.min_samples)[group]
     out = rewards.double() if row.baseline is None else BASELINES[row.baseline](samples)
     compared = n >= 2
@@ -258,16 +263,42 @@ def _usable(rewards: Tensor, valid: Tensor | None) -> Tensor:
     return finite if valid is None else finite & valid.bool()
 
 
-def _group_stats(rewards: Tensor, group: Tensor, n_groups: int, ok: Tensor) -> tuple[Tensor, Tensor, Compared]:
-    """Per group: survivors [G] and unbiased std [G], float64; and what the samples are compared by."""
+def _numbered(names: Sequence[Hashable] | Tensor, rewards: Tensor, what: str) -> tuple[Tensor, list[Hashable]]:
+    """Names as numbers [N] from 0, in order of appearance, and as a list."""
+    ids = names.tolist() if isinstance(names, Tensor) else list(names)
+    if len(ids) != len(rewards):
+        raise ValueError(f"{len(ids)} {what} for {len(rewards)} rewards")
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(ids))}
+    return torch.tensor([numbers[name] for name in ids], dtype=torch.long, device=rewards.device), ids
+
+
+def _group_stats(rewards: Tensor, group: Tensor, episode: Tensor, ok: Tensor) -> tuple[Tensor, Tensor, Compared]:
+    """Per group: surviving episodes [G] and unbiased std [G], float64; and what the samples are compared by."""
+    n_episodes, n_groups = (int(ids.max()) + 1 if len(ids) else 0 for ids in (episode, group))
     x = select(rewards.double(), ok)
-    # Shifted by one member of the group first: rewards that are equal centre to exactly 0, without rounding.
-    anchor = x.new_zeros(n_groups)
-    anchor[group[ok]] = x[ok]
-    shifted = select(x - anchor[group], ok)
-    n = x.new_zeros(n_groups).index_add_(0, group, ok.double())
-    mean = x.new_zeros(n_groups).index_add_(0, group, shifted) / n.clamp_min(1)
-    centred = select(shifted - mean[group], ok)
-    variance = x.new_zeros(n_groups).index_add_(0, group, centred.square()) / (n - 1).clamp_min(1)
+    anchor, mean, branches = _means(x, episode, n_episodes, ok)
+    value, alive = anchor + mean, branches > 0
+    own = select(x - anchor[episode] - mean[episode], ok)
+
+    group_of = episode.new_zeros(n_episodes)
+    group_of[episode] = group
+    anchor, mean, n = _means(value, group_of, n_groups, alive)
+    centred = select(value - anchor[group_of] - mean[group_of], alive)
+    variance = x.new_zeros(n_groups).index_add_(0, group_of, centred.square()) / (n - 1).clamp_min(1)
     std = variance.sqrt()
-    return n, std, Compared(centred=centred, n=n[group], std=std[group], mean=(anchor + mean)[group])
+    compared = Compared(
+        centred=select(centred[episode], ok), own=own, n=n[group], std=std[group], mean=(anchor + mean)[group]
+    )
+    return n, std, compared
+
+
+def _means(x: Tensor, bins: Tensor, n_bins: int, ok: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Per bin the mean of its values that are ok, as one of them plus the rest, and how many there are; [bins] each.
+
+    Shifted by one member of the bin first: values that are equal centre to exactly 0, without rounding.
+    """
+    anchor = x.new_zeros(n_bins)
+    anchor[bins[ok]] = x[ok]
+    count = x.new_zeros(n_bins).index_add_(0, bins, ok.to(x.dtype))
+    shifted = select(x - anchor[bins], ok)
+    return anchor, x.new_zeros(n_bins).index_add_(0, bins, shifted) / count.clamp_min(1), count

@@ -14,7 +14,8 @@ from openrlhf.agents.types import PromptItem, StopReason, Trajectory, Turn
 class SampleInfo:
     """The scalars of one finished sample; the tokens stay behind the group's handle.
 
-    failure: "border: message" of a failed sample, with the traceback.
+    failure: "border: message" of a failed sample, with the traceback. episode: the same number for all branches of an
+    episode of a group (`rollout/episodes.py`); None: the sample is the whole episode.
     """
 
     reward: float | None
@@ -32,6 +33,7 @@ class SampleInfo:
     prompt_length: int = 0  # tokens before the first sampled one
     extra_logs: Mapping[str, float] = field(default_factory=dict)
     answer: int = 0  # a checksum of the sampled tokens: equal answers have equal ones
+    episode: int | None = None
 
     @property
     def unscored(self) -> bool:
@@ -151,5 +153,6 @@ def sample_info(trajectory: Trajectory, *, max_len: int) -> SampleInfo:
         clipped=len(sample.token_ids) >= max_len,
         prompt_length=sample.prompt_length,
         extra_logs=dict(sample.extra_logs),
+        episode=sample.sample_index,
         answer=zlib.crc32(repr([t for t, own in zip(sample.token_ids, sample.trainable, strict=True) if own]).encode()),
     )

@@ -6,25 +6,18 @@ one failed sample is a small share of a batch, though it may be half of what fin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+
+from openrlhf.rollout import episodes
+from openrlhf.rollout.episodes import SampleLike
 
 
 class RolloutFailedError(RuntimeError):
     """Too many samples of a rollout batch failed (--rollout.max_failed_fraction)."""
 
 
-class Outcome(Protocol):
-    """Whether a sample failed, and why."""
-
-    @property
-    def failed(self) -> bool: ...
-    @property
-    def failure(self) -> str: ...
-
-
 class FailureShare:
-    """Counts samples and failures over stretches of at least `batch_size` groups, across batches and episodes.
+    """Counts episodes and failures over stretches of at least `batch_size` groups, across batches and data passes.
 
     allowed: largest share of a stretch that may fail. resumed: whether whole batches were sampled before.
     """
@@ -36,7 +29,7 @@ class FailureShare:
         self._samples = 0
         self._failed = 0
         self._first = ""
-        self._whole = 0  # samples that a whole stretch has
+        self._whole = 0  # episodes that a whole stretch has
         self._later = resumed  # whether a whole stretch passed before this one
         self._ended = False
 
@@ -47,16 +40,16 @@ class FailureShare:
             self._groups = self._samples = self._failed = 0
             self._first, self._later = "", True
 
-    def add(self, samples: Iterable[Outcome]) -> None:
+    def add(self, samples: Sequence[SampleLike]) -> None:
         """Count a finished group. Raises RolloutFailedError as soon as too much of a whole stretch has failed."""
-        group = list(samples)
+        count = len(episodes.by_episode(samples))
         self._groups += 1
-        self._samples += len(group)
-        self._whole = max(self._whole, self._batch_size * len(group))
-        self.fail(sample for sample in group if sample.failed)
+        self._samples += count
+        self._whole = max(self._whole, self._batch_size * count)
+        self.fail(episodes.failures(samples))
 
-    def fail(self, samples: Iterable[Outcome]) -> None:
-        """Count failures, perhaps of samples that were counted before. Raises RolloutFailedError."""
+    def fail(self, samples: Iterable[SampleLike]) -> None:
+        """Count failures, one sample each, perhaps of episodes that were counted before. Raises RolloutFailedError."""
         for sample in samples:
             self._failed += 1
             self._first = self._first or sample.failure

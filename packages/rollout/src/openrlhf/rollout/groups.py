@@ -1,6 +1,6 @@
 """Rollout batches out of prompt groups: filtering, refilling, pacing, failed samples. Pure asyncio, no engines.
 
-A group is all samples of one prompt, rolled out by the caller's `run_group`. `GroupRunner.next_batch` keeps prompts
+A group is all episodes of one prompt, rolled out by the caller's `run_group`. `GroupRunner.next_batch` keeps prompts
 running until a batch of accepted groups is full; `Pacing` says how far ahead of training they may run.
 """
 
@@ -10,35 +10,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+from openrlhf.rollout import episodes
+from openrlhf.rollout.episodes import GroupLike, by_episode, group_score, survivors
 from openrlhf.rollout.failure_share import FailureShare
-
-
-class SampleLike(Protocol):
-    """What filtering needs of a sample. score falls back to reward where it is None; 0.0 is a score.
-
-    failure: why it failed. failure_kind: the border that it failed at, such as agent, reward, engine or timeout.
-    """
-
-    @property
-    def reward(self) -> float | None: ...
-    @property
-    def score(self) -> float | None: ...
-    @property
-    def failed(self) -> bool: ...
-    @property
-    def failure(self) -> str: ...
-    @property
-    def failure_kind(self) -> str: ...
-
-
-class GroupLike(Protocol):
-    """All samples of one prompt."""
-
-    @property
-    def samples(self) -> Sequence[SampleLike]: ...
-
 
 P = TypeVar("P")
 G = TypeVar("G", bound=GroupLike)
@@ -54,8 +30,8 @@ class GroupRules:
     by_arrival: fill a batch with the groups that finish first (async; with pacing, the most urgent of them) instead of
         those that come first in the prompt order (sync, reproducible).
     score_range: exclusive bounds for a group's mean score (--algo.dynamic_filtering_range); None: no filter.
-    min_survivors: a group with fewer samples that did not fail is dropped: 2 for group estimators, else 1.
-    max_failed_fraction: of a batch's samples (--rollout.max_failed_fraction); above it the run ends (`FailureShare`).
+    min_survivors: a group with fewer episodes that did not fail is dropped: 2 for group estimators, else 1.
+    max_failed_fraction: of a batch's episodes (--rollout.max_failed_fraction); above it the run ends (`FailureShare`).
     """
 
     batch_size: int
@@ -68,8 +44,8 @@ class GroupRules:
 
 @dataclass(kw_only=True)
 class GroupStats:
-    """What happened to the groups that finished for one batch. failures: failed samples by kind, whatever became of
-    their groups."""
+    """What happened to the groups that finished for one batch. samples: episodes, whatever branches they have.
+    failures: failed ones by kind, whatever became of their groups."""
 
     accepted: int = 0
     rejected: int = 0
@@ -93,18 +69,6 @@ class RolloutBatch(Generic[G]):
     groups: list[G]
     stats: GroupStats
     exhausted: bool
-
-
-def group_score(group: GroupLike) -> float | None:
-    """Mean score of the samples that did not fail; None when there is none or they carry no score."""
-    values = [s.score if s.score is not None else s.reward for s in group.samples if not s.failed]
-    known = [v for v in values if v is not None]
-    return sum(known) / len(known) if known else None
-
-
-def survivors(group: GroupLike) -> int:
-    """Samples that did not fail."""
-    return sum(not s.failed for s in group.samples)
 
 
 class Pacing:
@@ -324,11 +288,10 @@ class GroupRunner(Generic[P, G]):
         if task.cancelled():  # its error would look like the end of the run
             raise RuntimeError(f"the group of prompt {number} was cancelled from inside: {prompt!r:.200}")
         group = task.result()
-        stats.samples += len(group.samples)
-        for sample in group.samples:
-            if sample.failed:
-                stats.failed_samples += 1
-                stats.failures[sample.failure_kind] += 1
+        failures = episodes.failures(group.samples)
+        stats.samples += len(by_episode(group.samples))
+        stats.failed_samples += len(failures)
+        stats.failures.update(sample.failure_kind for sample in failures)
         score = group_score(group)
         if score is not None:
             stats.mean_scores.append(score)

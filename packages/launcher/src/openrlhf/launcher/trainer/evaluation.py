@@ -15,6 +15,7 @@ from openrlhf.launcher.logging.values import nan_mean
 from openrlhf.launcher.samples import EvalRequest, Group
 from openrlhf.launcher.trainer.model_rewards import RewardModel, add_rewards
 from openrlhf.launcher.trainer.pipeline import Pipeline, SyncPipeline
+from openrlhf.rollout import episodes
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,8 @@ def evaluation_metrics(groups: Sequence[Group], k: int) -> dict[str, float]:
 
     eval_{ds}_pass1: mean reward. eval_{ds}_pass{k}: mean over prompts of the largest of its k rewards.
     eval_{ds}_pass{j}_unbiased, where every reward is 0 or 1: the combinatorial estimator for k and for the powers of 2
-    below it, from all samples of a prompt. Failed samples are left out and counted.
+    below it, from all samples of a prompt. Failed samples are left out and counted. A sample with branches counts once,
+    with their mean reward; lengths are those of the branches.
     """
     by_dataset: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
@@ -74,14 +76,13 @@ def evaluation_metrics(groups: Sequence[Group], k: int) -> dict[str, float]:
     alive = [s for g in groups for s in g.samples if not s.failed]
     metrics["eval/eval_response_length_mean"] = nan_mean([s.num_trainable for s in alive])
     metrics["eval/eval_truncated_rate"] = nan_mean([s.truncated for s in alive])
-    metrics["eval/eval_num_samples"] = float(sum(len(g.samples) for g in groups))
-    metrics["eval/eval_failed_samples"] = metrics["eval/eval_num_samples"] - len(alive)
+    metrics["eval/eval_num_samples"] = float(sum(len(episodes.by_episode(g.samples)) for g in groups))
+    metrics["eval/eval_failed_samples"] = float(sum(len(episodes.failures(g.samples)) for g in groups))
     return metrics
 
 
 def _dataset_metrics(prefix: str, groups: Sequence[Group], k: int) -> dict[str, float]:
-    rewards = [[s.reward for s in g.samples if not s.failed and s.reward is not None] for g in groups]
-    rewards = [r for r in rewards if r]
+    rewards = [r for g in groups if (r := _episode_rewards(g))]
     alive = [s for g in groups for s in g.samples if not s.failed]
     metrics = {
         f"{prefix}_pass1": nan_mean([sum(r) / len(r) for r in rewards]),
@@ -96,6 +97,15 @@ def _dataset_metrics(prefix: str, groups: Sequence[Group], k: int) -> dict[str, 
                 if estimates:
                     metrics[f"{prefix}_pass{j}_unbiased"] = nan_mean(estimates)
     return metrics
+
+
+def _episode_rewards(group: Group) -> list[float]:
+    """The mean reward of every episode with branches that did not fail."""
+    branches = (
+        [s.reward for s in episode if not s.failed and s.reward is not None]
+        for episode in episodes.by_episode(group.samples)
+    )
+    return [nan_mean(rewards) for rewards in branches if rewards]
 
 
 def _powers_of_2_below(limit: int) -> list[int]:

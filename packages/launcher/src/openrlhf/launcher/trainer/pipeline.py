@@ -21,6 +21,7 @@ from openrlhf.launcher.samples import EvalRequest, Group, SampleInfo, fail_unsco
 from openrlhf.launcher.trainer.model_rewards import RewardStream
 from openrlhf.launcher.trainer.protocols import PromptSource, Rollout
 from openrlhf.launcher.trainer.untrained import Collected, Untrained
+from openrlhf.rollout import episodes
 from openrlhf.rollout.failure_share import FailureShare
 from openrlhf.rollout.groups import GroupRules, GroupRunner, GroupStats, Pacing, RolloutBatch, score_histogram
 
@@ -54,9 +55,11 @@ def failure_metrics(failures: Mapping[str, int]) -> dict[str, float]:
 
 
 def late_failures(sampled: Sequence[Group], rewarded: Sequence[Group]) -> list[SampleInfo]:
-    """The samples that a reward model failed after their batch was complete."""
-    pairs = ((s, r) for a, b in zip(sampled, rewarded, strict=True) for s, r in zip(a.samples, b.samples, strict=True))
-    return [r for s, r in pairs if r.failed and not s.failed]
+    """A failed sample of every episode that a reward model failed after its batch was complete."""
+    before = (episode for group in sampled for episode in episodes.by_episode(group.samples))
+    after = (episode for group in rewarded for episode in episodes.by_episode(group.samples))
+    pairs = ((episodes.failures(old), episodes.failures(new)) for old, new in zip(before, after, strict=True))
+    return [new[0] for old, new in pairs if new and not old]
 
 
 class Idleness:
@@ -159,7 +162,7 @@ class Pipeline(ABC):
         self._runner = self._new_runner(untrained)
 
     def fail(self, samples: Sequence[SampleInfo]) -> dict[str, float]:
-        """Count samples of the last batch that a reward model failed. Returns their metrics.
+        """Count episodes of the last batch that a reward model failed, a sample of each. Returns their metrics.
 
         Raises RolloutFailedError when with them too many samples failed.
         """
