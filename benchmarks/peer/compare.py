@@ -1,9 +1,11 @@
 """Our step against a peer's (TRL's GRPOTrainer), both programs up, step by step in turn, on the same CPU.
 
 Each side is started alone, up to the end of its first step; then they take turns, one of them waiting, so that the
-machine's noise hits both. Same prompts and samples, answers of the same length, the same optimiser steps, fp32, beta 0.
+machine's noise hits both. Same prompts and samples, answers of the same length, the same optimiser steps, beta 0, fp32
+or with `--dtype bf16` mixed precision on both sides.
 
-python benchmarks/peer/compare.py [--jobs tiny real long] [--rounds 5] [--sides peer ours] [--ours "FLAGS"] [--json F]
+python benchmarks/peer/compare.py [--jobs tiny real long] [--rounds 5] [--dtype bf16] [--sides peer ours]
+    [--ours "FLAGS"] [--json FILE]
 """
 
 from __future__ import annotations
@@ -49,12 +51,14 @@ class Job:
     lr: float
     reward: str
     prompt_tokens: int = 0
+    dtype: str = "fp32"
     ours: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
         prompt = f", prompts of {self.prompt_tokens} tokens" if self.prompt_tokens else ""
-        return f"{self.name}: {self.prompts} x {self.samples} samples of {self.new_tokens} new tokens{prompt}"
+        dtype = "" if self.dtype == "fp32" else f", {self.dtype}"
+        return f"{self.name}: {self.prompts} x {self.samples} samples of {self.new_tokens} new tokens{prompt}{dtype}"
 
 
 _REAL = {"samples": 8, "new_tokens": 64, "train_batch": 32, "micro_batch": 8, "lr": 1e-6, "reward": "vowels"}
@@ -188,6 +192,7 @@ def our_command(job: Job, model: Path, data: Path, folder: Path, extra: Sequence
         "algo.advantage.estimator": "group_norm",
         "algo.kl.init_coef": 0,
         "actor.adam.lr": job.lr,
+        "ds.param_dtype": job.dtype,
         "rollout.batch_size": job.prompts,
         "rollout.n_samples_per_prompt": job.samples,
         "rollout.max_new_tokens": job.new_tokens,
@@ -343,6 +348,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="steps of each side after its first one")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no round of a job after so many")
     parser.add_argument("--sides", nargs="+", choices=["peer", "ours"], default=["peer", "ours"])
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of both sides' matrix products")
     parser.add_argument("--ours", default="", help="further flags of train_ppo_ray, as one word")
     parser.add_argument("--prompts", type=int, help="of the jobs with the real model, instead of 4: for a quick look")
     parser.add_argument("--json", type=Path, help="write the figures here too")
@@ -354,7 +360,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.output.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     python = peer_python(args.peer_venv.absolute())
-    jobs = [JOBS[name] if args.prompts is None else smaller(JOBS[name], args.prompts) for name in args.jobs]
+    named = [JOBS[name] if args.prompts is None else smaller(JOBS[name], args.prompts) for name in args.jobs]
+    jobs = [replace(job, dtype=args.dtype) for job in named]
     results: list[dict[str, Any]] = []
     try:
         for job in jobs:

@@ -81,7 +81,7 @@ def main(job: dict[str, Any]) -> None:
             save_strategy="no",
             report_to=[],
             use_cpu=True,
-            bf16=False,
+            bf16=job["dtype"] == "bf16",
             gradient_checkpointing=False,
             disable_tqdm=True,
             seed=1,
