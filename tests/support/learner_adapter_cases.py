@@ -123,7 +123,7 @@ def export_adapters(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """Kind and stage -> scores and averages of what was exported as an adapter and merged."""
     results: dict[str, Any] = {}
     for kind, lora in KINDS.items():
-        for stage in (2,) if kind == "dora" else (2, 3):
+        for stage in (2, 3) if kind == "plain" else (2,):
             learner = trained(folder, rank, world, stage=stage, lora=lora)
             path = folder / f"adapter-{kind}-{stage}"
             learner.export_hf(str(path))
@@ -195,7 +195,8 @@ def other_references(rank: int, world: int, folder: Path) -> dict[str, dict[str,
     """
     results = {}
     batch = share(sharing_batch(), ROWS, rank, world)
-    kinds = {**KINDS, "dropout": replace(LORA, dropout=0.5), "truncated": LORA, "bf16": LORA}
+    others = {kind: lora for kind, lora in KINDS.items() if kind != "plain"}
+    kinds = {**others, "dropout": replace(LORA, dropout=0.5), "truncated": LORA, "bf16": LORA}
     for kind, lora in kinds.items():
         spec = with_adapters(folder, stage=2, model="tied", optim=FAST, lora=lora, score_micro_batch_size=5)
         if kind == "truncated":
