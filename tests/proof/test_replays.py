@@ -14,7 +14,10 @@ from support.tiny_models import tiny_qwen3
 
 pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.timeout(900)]
 
-COMMON = "--train.max_epochs 2 --train.batch_size 8 --train.max_steps 12 --actor.num_gpus_per_node 2"
+COMMON = (
+    "--train.max_epochs 2 --train.batch_size 8 --train.max_steps 12 --actor.num_gpus_per_node 2 "
+    "--rollout.micro_batch_size 4 --train.micro_batch_size 4"
+)
 RUNS = {
     "adam": "--actor.adam.lr 1e-3 --reward.normalize_enable",
     "muon": "--actor.optim muon --actor.muon.lr 1e-2",
