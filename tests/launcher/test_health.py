@@ -84,7 +84,7 @@ def test_stop_saves_and_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(StoppedByAlarm, match=r"stopped after step 3 by --logger.health stop \(gradient_zero\)") as stop:
         run.run()
     assert (tmp_path / "checkpoints" / "global_step3" / "state" / "trainer.json").is_file()
-    assert saved(stop.value) == ALARM_EXIT == 86
+    assert saved(stop.value) == ALARM_EXIT == 87
 
 
 def test_off_watches_nothing() -> None:

@@ -55,7 +55,7 @@ def test_no_kl_between_equal_models(folder: Path, cut: Truncation) -> None:
     batch, metrics = prepared(rank(PolicyRank, folder, cut), rank(ReferenceRank, folder, cut))
     assert abs(metrics["train/kl"]) < 1e-6
     assert 0 < metrics["train/outside_kept"] < 1  # the tokens of this test were not sampled
-    full = rank(PolicyRank, folder, Truncation()).logprobs([references(ROWS, [1.0] * 4)])
+    full = rank(ReferenceRank, folder, Truncation()).logprobs([references(ROWS, [1.0] * 4)])
     for row, index in enumerate(batch.batch.index.tolist()):
         assert batch.batch.old_logprobs is not None
         mine = batch.batch.old_logprobs[row][batch.batch.action_mask[row]]

@@ -273,7 +273,7 @@ class RunLoggerConfig(LoggerConfig):
     health: Literal["off", "warn", "stop"] = "warn"
     """What happens when a run looks sick (no variance in the rewards, a gradient of 0, ...): warn tells what is wrong,
     by which numbers, and which flag to turn, once per alarm; stop also saves a checkpoint and ends the run with exit
-    status 86."""
+    status 87."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 HANDLED = (signal.SIGINT, signal.SIGTERM)
 SAVED_EXIT = 85
 """Exit code of a run that was warned, has written a checkpoint and wants to be started again with it."""
-ALARM_EXIT = 86
+ALARM_EXIT = 87
 """Exit code of a run that --logger.health stop has ended, with a checkpoint."""
 
 
