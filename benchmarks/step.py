@@ -110,7 +110,9 @@ class Bare:
         from openrlhf.rollout.engine import EngineControl
 
         if self.plan is None:
-            self.plan = (await self._on_ranks(self.policy.ask_process(LearnerActor.plan_push, 64 << 20, False)))[0]
+            self.plan = (
+                await self._on_ranks(self.policy.ask_process(LearnerActor.plan_push, 64 << 20, False, "merged"))
+            )[0]
         for number in range(count + 1):
             timings = self.timings if number else Timings()
             with timings.timed("generation"):

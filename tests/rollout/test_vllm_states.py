@@ -62,13 +62,20 @@ def test_requests_that_come_during_a_push_wait_for_its_end() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("step", ["finish_weight_update", "update_weight_version", "reset_prefix_cache"])
-def test_requests_that_come_during_a_push_move_when_it_fails(step: str) -> None:
+@pytest.mark.parametrize(
+    ("step", "what"),
+    [
+        ("finish_weight_update", "finish a weight push"),
+        ("update_weight_version", "go over to the weights of a push"),
+        ("reset_prefix_cache", "go over to the weights of a push"),
+    ],
+)
+def test_requests_that_come_during_a_push_move_when_it_fails(step: str, what: str) -> None:
     async def main() -> None:
         own = engine(step)
         await own.start_weight_update()
         waiting = asyncio.create_task(own._ready_for("r1"))
-        with pytest.raises(EngineDownError, match=f"could not finish a weight push: {step} broke"):
+        with pytest.raises(EngineDownError, match=f"could not {what}: {step} broke"):
             await own.finish_weight_update(3)
         with pytest.raises(EngineDownError, match="engine 0 must not serve request r1: a weight push has failed"):
             await asyncio.wait_for(waiting, 5)
