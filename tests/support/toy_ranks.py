@@ -226,12 +226,13 @@ class ToyRollout:
             following = torch.multinomial(logp[tokens[:, -1]].exp(), 1, generator=self.generator)
             tokens = torch.cat([tokens, following], 1)
         logprobs = logp[tokens[:, :-1], tokens[:, 1:]].tolist()
-        rows = [self._row(ids, own) for ids, own in zip(tokens.tolist(), logprobs, strict=True)]
+        rows = [self._row(i, *row) for i, row in enumerate(zip(tokens.tolist(), logprobs, strict=True))]
         return Group(prompt=item, samples=[sample_info(row, max_len=64) for row in rows], handle=rows)
 
-    def _row(self, tokens: list[int], logprobs: list[float]) -> Trajectory:
+    def _row(self, number: int, tokens: list[int], logprobs: list[float]) -> Trajectory:
         reward = self.reward(tokens[1:])
-        row = sampled(tokens, reward=reward, score=reward, extra_logs={"total": float(sum(tokens))})
+        own = {"sample_index": number, "extra_logs": {"total": float(sum(tokens))}}
+        row = sampled(tokens, reward=reward, score=reward, **own)
         return replace(row, logprobs=[0.0, *logprobs])
 
     async def read_samples(self, group: Group, count: int) -> list[GeneratedSample]:
