@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from openrlhf.launcher.record.schema import RecordedSample
 from openrlhf.launcher.samples import Group, SampleInfo, SampleRef
 from openrlhf.launcher.saved import config_toml
 from support.launcher_tokenizer import byte_tokenizer
+from support.trainer_fakes import FAILED
 
 GIB = 2**30
 
@@ -80,16 +82,7 @@ def write_record(folder: Path, *, steps: int = 3, ranks: int = 1, groups: int = 
     info = SampleInfo(
         reward=0.0, score=0.0, total_length=13, num_trainable=4, longest_turn=4, truncated=False, failed=False
     )
-    failed = SampleInfo(
-        reward=None,
-        score=None,
-        total_length=0,
-        num_trainable=0,
-        longest_turn=0,
-        truncated=False,
-        failed=True,
-        failure="reward: boom\nTraceback ...",
-    )
+    failed = replace(FAILED, failure="reward: boom\nTraceback ...")
     writers = [SampleWriter(RecordPlace(folder=folder, max_bytes=GIB), rank) for rank in range(ranks)]
     for step in range(1, steps + 1):
         batch = [group_of(number, [info, info, failed]) for number in range(groups)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from openrlhf.launcher.record.schema import RecordedSample
 from openrlhf.launcher.samples import Group, SampleInfo, SampleRef
 from openrlhf.launcher.saved import config_toml
 from support.launcher_tokenizer import byte_tokenizer
+from support.trainer_fakes import FAILED
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\x1b[31mred\u202eesrever Ω漢🙂 "
 TOOL = '<tool_call>{"name": "calculator", "arguments": {"expression": "312 + 1"}}</tool_call>'
@@ -149,16 +151,7 @@ def write_run(folder: Path, *, steps: int = 4, **flags: Any) -> Path:
 
 
 def _groups() -> list[Group]:
-    failed = SampleInfo(
-        reward=None,
-        score=None,
-        total_length=0,
-        num_trainable=0,
-        longest_turn=0,
-        truncated=False,
-        failed=True,
-        failure=FAILURE,
-    )
+    failed = replace(FAILED, failure=FAILURE)
     return [
         Group(
             prompt=PromptItem(group_id=f"e0-p{n}", prompt="sort", position=n),
