@@ -56,7 +56,7 @@ def test_r06_an_asynchronous_constructor_is_awaited_for_every_sample(agent_file)
 def test_r06_in_the_commands_for_authors(agent_file, tmp_path, capsys):
     data, output = tmp_path / "data.jsonl", tmp_path / "out.jsonl"
     data.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
-    for command in (["check", agent_file], ["run", agent_file, "--data", data, "--output", output]):
+    for command in (["check", agent_file], ["eval", agent_file, "--data", data, "--output", output]):
         with pytest.raises(SystemExit) as stop:
             main(list(map(str, command)))
         assert stop.value.code == 0

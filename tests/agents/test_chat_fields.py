@@ -52,7 +52,20 @@ DONE = {
         lambda r, a, p: a[-1]["usage"]["completion_tokens"] == 6,
     ),
     "logprobs": ({"logprobs": True}, lambda r, a, p: len(a["choices"][0]["logprobs"]["content"]) == 6),
-    "response_format": ({"response_format": {"type": "text"}}, lambda r, a, p: text(a) == ANSWER),
+    "top_logprobs": (
+        {"logprobs": True, "top_logprobs": 2},
+        lambda r, a, p: (
+            [top["token"] for top in a["choices"][0]["logprobs"]["content"][0]["top_logprobs"]] == ["a", "b"]
+        ),
+    ),
+    "response_format": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "array"}}}},
+        lambda r, a, p: {"type": "json_schema", "json_schema": {"type": "array"}} in elements(r),
+    ),
+    "parallel_tool_calls": (
+        {"tools": [TOOL], "parallel_tool_calls": False},
+        lambda r, a, p: elements(r)[-1]["elements"][1]["content"]["stop_after_first"] is True,
+    ),
     "tools": ({"tools": [TOOL]}, lambda r, a, p: '"name": "add"' in p),
     "tool_choice": ({"tools": [TOOL], "tool_choice": "none"}, lambda r, a, p: "add" not in p),
     "chat_template_kwargs": ({"chat_template_kwargs": {"mood": "calm"}}, lambda r, a, p: p == f"(calm){ASK}"),
@@ -74,12 +87,17 @@ DONE = {
 GIVEN = {  # values that are not neutral; True where any will do
     "logit_bias": {"1": 5}, "bad_words": ["x"], "allowed_token_ids": [1], "thinking_token_budget": 5,
     "structured_outputs": {"regex": "a"}, "guided_json": {"type": "object"}, "guided_choice": ["a"],
-    "parallel_tool_calls": False, "functions": [{"name": "f"}], "function_call": "auto", "modalities": ["audio"],
-    "verbosity": "low", "service_tier": "flex", "top_logprobs": 1, "prompt_logprobs": 1, "logprob_token_ids": [1],
+    "functions": [{"name": "f"}], "function_call": "auto", "modalities": ["audio"],
+    "verbosity": "low", "service_tier": "flex", "prompt_logprobs": 1, "logprob_token_ids": [1],
     "best_of": 2, "length_penalty": 0.5, "include_reasoning": False, "spaces_between_special_tokens": False,
     "truncate_prompt_tokens": 5, "mm_payload": "none", "return_mm_kwargs": False, "priority": 1,
     "routed_experts_prompt_start": 1, "stream_interval": 2, "chat_template": "{{ messages }}",
 }  # fmt: skip
+
+
+def elements(request):
+    """What the engine was told to constrain the answer to."""
+    return json.loads(request.sampling.structure)["format"]["elements"]
 
 
 def text(answer):
@@ -167,8 +185,9 @@ NESTED = {
     "chat_template_kwargs.enable_thinking": {"chat_template_kwargs": {"enable_thinking": False}},
     "chat_template_kwargs.tokenize": {"chat_template_kwargs": {"tokenize": True}},
     "chat_template_kwargs.return_dict": {"chat_template_kwargs": {"return_dict": True}},
-    "response_format": {"response_format": {"type": "json_object"}},
-    "tool_choice": {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}},
+    "response_format": {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+    "tool_choice": {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}},
+    "top_logprobs": {"top_logprobs": 2},
     "tools[1]": {"tools": [TOOL, {"type": "custom", "custom": {"name": "x"}}]},
     "tools[0].function.parameters": {"tools": [{"type": "function", "function": {"name": "f", "parameters": 3}}]},
     "tools[0].function.strict": {"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]},
@@ -188,6 +207,39 @@ NESTED = {
 def test_s01_what_is_inside_a_field(param, direct):
     assert error_of(direct.post(chat_body(**NESTED[param])))["param"] == param
     assert not direct.scripted.requests
+
+
+CONSTRAINED = {
+    "response_format": {"response_format": {"type": "json_object"}},
+    "tool_choice": {"tools": [TOOL], "tool_choice": "required"},
+    "parallel_tool_calls": {"tools": [TOOL], "parallel_tool_calls": False},
+}
+
+
+@pytest.mark.parametrize("param", CONSTRAINED)
+def test_an_engine_that_constrains_nothing_refuses_by_name(param):
+    with Direct(["x"], template=TEMPLATE, guided=False) as direct:
+        name = "tool_choice" if param == "parallel_tool_calls" else param
+        assert error_of(direct.post(chat_body(**CONSTRAINED[param])))["param"] == name
+        assert not direct.scripted.requests
+
+
+def test_calls_that_must_come():
+    tools = [TOOL, {"type": "function", "function": {"name": "sub"}}]
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    with Direct([call], template=TEMPLATE) as direct:
+        for choice, names in (
+            ("required", ["add", "sub"]),
+            ({"type": "function", "function": {"name": "add"}}, ["add"]),
+        ):
+            reply = direct.post(chat_body(tools=tools, tool_choice=choice)).json()["choices"][0]
+            assert (reply["finish_reason"], reply["message"]["tool_calls"][0]["function"]["name"]) == (
+                "tool_calls",
+                "add",
+            )
+            form = elements(direct.scripted.requests[-1])[-1]
+            assert [json.loads(tag["begin"].partition("\n")[2] + '""}')["name"] for tag in form["tags"]] == names
+            assert (form["at_least_one"], form["stop_after_first"]) == (True, names == ["add"])
 
 
 @pytest.mark.parametrize("name", ["tools", "documents", "reasoning_effort"])

@@ -2,31 +2,13 @@
 
 import pytest
 
-from support.agents_chat import Direct, chat_body, message
+from support.agents_chat import Direct, Reader, chat_body, message
 from support.agents_templates import PARTS
 
 
 def image(url):
     parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "?"}]
     return {"role": "user", "content": parts}
-
-
-class Reader:
-    """A vision model: one placeholder token, three tokens per image, bytes from `data:` texts."""
-
-    placeholder = 266  # <|image|>
-    reads = 0
-
-    def read(self, image):
-        if isinstance(image, bytes):
-            return image
-        if not image.startswith("data:"):
-            raise ValueError(f"no image at {image!r}")
-        self.reads += 1
-        return image.encode()
-
-    def tokens(self, image):
-        return (5, 6, 7)
 
 
 def test_s05_an_image_to_a_model_of_texts():
@@ -77,4 +59,4 @@ def test_images_that_do_not_fit_are_a_400(name):
 def test_images_count_with_all_their_tokens():
     with Direct([[1] * 50], template=PARTS, image_reader=Reader(), max_length=60) as direct:
         usage = direct.post(chat_body(messages=[image("data:1")])).json()["usage"]
-        assert usage["prompt_tokens"] + usage["completion_tokens"] == 60 - 2  # the prompt holds 1 of the image's 3
+        assert usage["prompt_tokens"] + usage["completion_tokens"] == 60

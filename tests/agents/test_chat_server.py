@@ -22,6 +22,7 @@ def test_two_turns_with_the_official_client():
     async def agent(executor, prompt, session_id):
         async with client(executor, session_id) as api:
             assert [m.id for m in (await api.models.list()).data] == ["policy"]
+            assert (await api.models.retrieve("policy")).id == "policy"
             messages = [message(prompt)]
             for text in ("more", None):
                 answer = await api.chat.completions.create(model="policy", messages=messages, logprobs=True)
@@ -37,7 +38,12 @@ def test_two_turns_with_the_official_client():
         "<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>"
     )
     assert (t.reward, t.score, t.stop_reason, len(t.turns)) == (2.0, 0.5, StopReason.DONE, 2)
-    assert t.extra_logs == {"k": 3.0, "agent/template_breaks": 0.0, "agent/samples_per_rollout": 1.0}
+    assert t.extra_logs == {
+        "k": 3.0,
+        "agent/template_breaks": 0.0,
+        "agent/samples_per_rollout": 1.0,
+        "agent/malformed_tool_calls": 0.0,
+    }
     assert engine.requests[1].token_ids[: len(engine.requests[0].token_ids)] == engine.requests[0].token_ids
     assert len({r.sampling.seed for r in engine.requests}) == 2
 
@@ -308,6 +314,51 @@ def test_n02_a_reply_that_is_cut_makes_all_samples_of_the_episode_truncated():
     samples, _ = run(agent, ["long answer", "two"], max_new_tokens=4)
     assert [t.turns[0].finish_reason for t in samples] == ["length", "stop"]
     assert [t.stop_reason for t in samples] == [StopReason.LENGTH] * 2
+
+
+def rewarded(*named, **result):
+    """An agent of three calls, the last in a conversation of its own. named: rewards by place of the call."""
+
+    async def agent(executor, prompt, session_id):
+        async with client(executor, session_id) as api:
+            messages, ids = [message(prompt)], []
+            for text in ("more", "again"):
+                answer = await api.chat.completions.create(model="policy", messages=messages)
+                messages += [message(answer.choices[0].message.content, "assistant"), message(text)]
+                ids.append(answer.id)
+            ids.append((await api.chat.completions.create(model="policy", messages=[message("new")])).id)
+        return {"turn_rewards": {ids[place]: reward for place, reward in named}, **result}
+
+    return agent
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        rewarded(turn_rewards=[0.5, 0.0, 0.25]),
+        rewarded((0, 0.5), (2, 0.25)),
+        rewarded((2, 0.25), (0, 0.5), reward=0.75),
+    ],
+)
+def test_rewards_of_single_calls(agent):
+    samples, _ = run(agent, ["one", "two", "three"])
+    assert [[turn.reward for turn in t.turns] for t in samples] == [[0.5, 0.0], [0.25]]
+    assert [(t.reward, t.score) for t in samples] == [(0.75, 0.75)] * 2
+
+
+@pytest.mark.parametrize(
+    ("agent", "text"),
+    [
+        (rewarded(turn_rewards=[1.0]), 'returned 1 "turn_rewards" for 3 turns'),
+        (rewarded(turn_rewards={"chatcmpl-x": 1.0}), "has the id ['chatcmpl-x']"),
+        (rewarded((0, float("nan"))), "no finite numbers"),
+        (rewarded((0, 1.0), reward=2.0), "beside turn rewards that add up to 1.0"),
+    ],
+)
+def test_wrong_rewards_of_single_calls(agent, text):
+    (t,), _ = run(agent, ["one", "two", "three"])
+    assert t.failure is not None
+    assert text in t.failure.message
 
 
 @pytest.mark.parametrize(("result", "text"), [("no", "must be one number"), ({"scores": 1}, "must return a reward")])

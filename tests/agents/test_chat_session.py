@@ -5,12 +5,13 @@ import json
 
 import pytest
 
+from openrlhf.agents.chat.answer import Answer, make_choice
 from openrlhf.agents.chat.fields import ApiError
 from openrlhf.agents.chat.messages import message_key, read_messages
 from openrlhf.agents.chat.render import ChatRenderer
-from openrlhf.agents.chat.request import read_chat_request
-from openrlhf.agents.chat.response import Answer, make_choice
 from openrlhf.agents.chat.session import ChatSession
+from openrlhf.agents.chat.wires.completions import message_of
+from openrlhf.agents.chat.wires.completions_request import read_chat_request
 from openrlhf.agents.config import AgentConfig
 from openrlhf.agents.context import EpisodeSettings, SampleEngine
 from openrlhf.agents.engine import Generation, SamplingParams
@@ -36,24 +37,26 @@ class Chat:
     def __init__(self, script, template=CHATML, eos="<|im_end|>", max_length=100_000, max_turns=1000):
         self.tokenizer = TemplateTokenizer(template, eos)
         self.scripted = ScriptedEngine(script, tokenizer=self.tokenizer)
-        engine = SampleEngine(self.scripted, settings=EpisodeSettings(agent=AgentConfig(max_turns=max_turns)))
+        engine = SampleEngine(
+            self.scripted, settings=EpisodeSettings(agent=AgentConfig(max_turns=max_turns, client_sampling="honour"))
+        )
         self.session = ChatSession(ChatRenderer(self.tokenizer), self.tokenizer, engine, SamplingParams(), max_length)
         self.messages = []
 
     def ask(self, messages, **fields):
         body = {"model": "policy", "messages": messages, **fields}
-        request = read_chat_request(json.loads(json.dumps(body)), SamplingParams())
+        request = read_chat_request(json.loads(json.dumps(body)), self.session)
         plan = self.session.plan(request.conversation, request.tools, request.options)
         generation = asyncio.run(self.session.generate(plan, request.sampling))
         choice = make_choice(self.session, plan, request, generation)
-        answer = Answer(session=self.session, plan=plan, request=request, choices=[choice])
+        answer = Answer(session=self.session, plan=plan, call=request, choices=[choice])
         answer.commit()
         return choice
 
     def say(self, text, role="user", **fields):
         self.messages.append({"role": role, "content": text})
         choice = self.ask(self.messages, **fields)
-        self.messages.append(choice.message)
+        self.messages.append(message_of(choice))
         return choice
 
     @property
@@ -118,7 +121,7 @@ def test_text_that_tokenises_otherwise_is_kept_as_sampled():  # B074, B081
     (recorder,) = chat.branches
     assert chat.sampled(recorder)[0] == [*ids, 257]
     assert recorder.versions[recorder.turns[0].start] == 2
-    assert choice.message["content"] == "h<id_300>i"
+    assert choice.text == "h<id_300>i"
     assert chat.session.template_breaks == 0
 
 
@@ -140,7 +143,7 @@ def test_reasoning_within_a_tool_loop_is_kept():  # B072
     chat = Chat([call, "it is 2"], QWEN3)
     choice = chat.say("1+1?", tools=TOOLS)
     assert choice.finish_reason == "tool_calls"
-    chat.messages.append({"role": "tool", "tool_call_id": choice.message["tool_calls"][0]["id"], "content": "2"})
+    chat.messages.append({"role": "tool", "tool_call_id": choice.calls[0]["id"], "content": "2"})
     chat.ask(chat.messages, tools=TOOLS)
     (recorder,) = chat.branches
     text = chat.tokenizer.decode(recorder.token_ids)
@@ -152,7 +155,7 @@ def test_tool_call_spelled_otherwise_than_the_template_does():  # B072: kept as 
     call = '<tool_call>{"arguments":{"a":1},"name":"add"}</tool_call>'
     chat = Chat([call, "2"], QWEN3)
     choice = chat.say("1+1?", tools=TOOLS)
-    chat.messages.append({"role": "tool", "tool_call_id": choice.message["tool_calls"][0]["id"], "content": "2"})
+    chat.messages.append({"role": "tool", "tool_call_id": choice.calls[0]["id"], "content": "2"})
     chat.ask(chat.messages, tools=TOOLS)
     (recorder,) = chat.branches
     assert chat.tokenizer.decode(chat.sampled(recorder)[0]) == f"{call}<|im_end|>"
@@ -311,11 +314,11 @@ def test_stop_string_across_a_token_border():  # B088
     for stop in ("#", ["#"], ["zz", "#"]):
         chat = Chat([generation])
         choice = chat.say("x", stop=stop)
-        assert (choice.message["content"], choice.finish_reason, choice.stop_reason) == ("ab", "stop", "#")
+        assert (choice.text, choice.finish_reason, choice.stop_reason) == ("ab", "stop", "#")
         assert chat.sampled(chat.branches[0]) == [[97, 98, 35, 35]]
         assert chat.scripted.requests[0].sampling.stop == tuple([stop] if isinstance(stop, str) else stop)
 
 
 def test_phantom_ids_have_a_placeholder():  # B089
     chat = Chat([Generation(token_ids=[97, 9999], logprobs=[-1.0] * 2, versions=[0] * 2, finish_reason="length")])
-    assert chat.say("x", logprobs=True).message["content"] == "a<id_9999>"
+    assert chat.say("x", logprobs=True).text == "a<id_9999>"

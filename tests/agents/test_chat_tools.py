@@ -9,10 +9,16 @@ import pytest
 from openrlhf.agents import failures
 from openrlhf.agents.chat.reasoning import opened, split_reasoning
 from openrlhf.agents.chat.tool_formats import FORMATS, ToolCall
-from openrlhf.agents.chat.tools import parse_tool_calls, read_offered, wire_call
+from openrlhf.agents.chat.tools import parse_answer, read_offered, wire_call
 from openrlhf.agents.testing import ByteTokenizer
 from support.agents_chat import Direct, chat_body, message
 from support.agents_templates import CHATML, QWEN3
+
+
+def parse_tool_calls(text, offered, closing=None):
+    said = parse_answer(text, offered, closing)
+    return said.text, list(said.calls)
+
 
 PARAMETERS = {
     "city": {"type": "string"},
@@ -155,6 +161,7 @@ def test_s07_formats(name, text, rest, calls):
 def test_s07_only_offered_tools_are_called(name, text, rest, calls, caplog):
     assert parse_tool_calls(text, read_offered([function("other")])) == (text, [])
     assert parse_tool_calls(text, {}) == (text, [])
+    assert parse_answer(text, read_offered([function("other")])).malformed != ()
     assert "looks like a tool call" in caplog.text
     assert len(caplog.records) == 1
 

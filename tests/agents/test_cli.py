@@ -1,10 +1,7 @@
 """The command line for authors."""
 
-import http.server
-import json
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -38,6 +35,20 @@ def test_init_writes_an_agent_that_works(tmp_path, capsys):
     assert run("init", file) == 2
     assert "exists already" in capsys.readouterr().err
     assert run("init", tmp_path / "not a module") == 2
+
+
+def test_new_writes_a_project_that_works(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "my-project"
+    assert run("new", folder) == 0
+    monkeypatch.chdir(folder)
+    done = subprocess.run([sys.executable, "-m", "unittest"], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Ran 3 tests" in done.stderr) == (0, True), done.stderr
+    for file in ("environment.py", "reward.py"):
+        assert run("check", file, "--data", "prompts.jsonl", "--answer", "apple", "--answer", "pear") == 0
+        assert "ok: nothing found" in capsys.readouterr().out
+    assert run("new", folder) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert run("new", tmp_path / "not a name") == 2
 
 
 def test_check_shows_the_transcript_with_masks(capsys):
@@ -86,50 +97,6 @@ def test_check_finds_feedback_that_breaks_the_template(tmp_path, capsys):
 def test_check_of_an_unusable_file(capsys):
     assert run("check", "no_such_agent.py") == 2
     assert "file not found: 'no_such_agent.py'" in capsys.readouterr().err
-
-
-def test_run_over_a_dataset(tmp_path, capsys):
-    data, output = tmp_path / "data.jsonl", tmp_path / "out.jsonl"
-    data.write_text("".join(json.dumps({"q": f"{i}?", "a": str(i)}) + "\n" for i in (1, 2, 3)))
-    file = EXAMPLES / "agent_func_number_guessing.py"
-    code = run(
-        "run", file, "--data", data, "--input-key", "q", "--label-key", "a", "--answer", "2", "--samples", "2",
-        "--output", output, "--limit", "2",
-    )  # fmt: skip
-    assert code == 0
-    rows = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [row["reward"] for row in rows] == [0.0, 0.0, 1.0, 1.0]
-    assert all(len(row["token_ids"]) == len(row["trainable"]) for row in rows)
-    out = capsys.readouterr().out
-    assert "score, mean                      0.5" in out
-    assert run("run", file, "--data", data) == 2
-    assert "no text in column 'prompt'; it has ['a', 'q']" in capsys.readouterr().err
-
-
-def test_run_against_a_server(tmp_path, capsys):
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            chat = self.path.endswith("/chat/completions")
-            message = {"message": {"content": "5"}, "finish_reason": "stop"}
-            answer = json.dumps({"choices": [message]}).encode() if chat and body["messages"] else b"{}"
-            self.send_response(200 if chat else 404)
-            self.send_header("content-length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, format, *args):
-            pass
-
-    data = tmp_path / "data.jsonl"
-    data.write_text('{"prompt": "guess", "label": "5"}\n')
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-        code = run("run", EXAMPLES / "agent_func_number_guessing.py", "--data", data, "--base-url", url, "--model", "m")
-        server.shutdown()
-    assert code == 0
-    assert "score, mean                      1" in capsys.readouterr().out
 
 
 TEMPLATES = {

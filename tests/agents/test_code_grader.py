@@ -6,6 +6,7 @@ import time
 import pytest
 
 from openrlhf.agents.graders.code import CodeLimits, IOTest, extract_code, grade_code, grade_code_async, run_code
+from support.leftovers import nothing_left
 
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
 TESTS = [IOTest(input="1 2", output="3\n"), IOTest(input="5 5", output="10"), IOTest(input="1 1", output="3")]
@@ -23,6 +24,20 @@ def test_asserts():
     share, (result,) = grade_code("def f(x): return x", "assert f(1) == 2", AMPLE)
     assert share == 0.0
     assert "AssertionError" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "passes"),
+    [
+        ("def sum(a, b): return [d for d in range(1, a) if a % d == b % d == 0].__len__() + 1", False),
+        ("total = sum\ndef sum(a, b):\n    return total(d for d in range(1, a) if a % d == b % d == 0)", True),
+        ("x = 1", False),
+    ],
+)
+def test_a_task_may_be_named_like_a_builtin(program: str, passes: bool) -> None:
+    """MBPP asks for functions `sum` and `max`: what is tested is the program's."""
+    share, _ = grade_code(program, "assert sum(10, 15) == 6\nassert sum(100, 150) == 93", AMPLE)
+    assert share == float(passes)
 
 
 def test_the_last_block_counts():
@@ -51,20 +66,9 @@ def test_output_and_file_limits():
 
 
 def test_children_of_the_program_end_with_it():
-    source = "import subprocess, sys\np = subprocess.Popen(['sleep', '60'])\nprint(p.pid)"
-    pid = int(run_code(source, limits=AMPLE).stdout)
-    deadline = time.monotonic() + 20
-    while (state := state_of(pid)) not in ("Z", "gone") and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert state in ("Z", "gone")
-
-
-def state_of(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().split(")")[1].split()[0]
-    except FileNotFoundError:
-        return "gone"
+    source = "import subprocess\nsubprocess.Popen(['sleep', '60'])\nprint(1)"
+    with nothing_left():
+        assert run_code(source, limits=AMPLE).stdout == "1\n"
 
 
 def test_the_loop_goes_on_meanwhile():
@@ -90,3 +94,10 @@ def test_the_loop_goes_on_meanwhile():
 def test_no_tests_is_an_error():
     with pytest.raises(ValueError, match="no tests given"):
         grade_code("x = 1", [])
+
+
+def test_outputs_are_compared_to_their_end():
+    program = "for i in range(int(input())): print(i)"
+    expected = "\n".join(map(str, range(50_000)))
+    tests = [IOTest(input="50000", output=expected), IOTest(input="50001", output=expected)]
+    assert grade_code(program, tests, AMPLE)[0] == 0.5

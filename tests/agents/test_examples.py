@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from openrlhf.agents.agent_file import load_executor
+from openrlhf.agents.environments import read_environments
 from openrlhf.agents.testing import run_episode, run_group
 from openrlhf.agents.testing.episodes import make_context
 from openrlhf.agents.types import PromptItem
@@ -90,3 +91,10 @@ def test_code_agent():
 def test_groups_of_the_guides_agent():
     group = run_group(load("agent_func"), ["a"], n_samples=4)
     assert [(t.reward, t.sample_index) for t in group] == [(1.0, i) for i in range(4)]
+
+
+def test_environments():
+    table = read_environments(str(EXAMPLES / "environments.toml"))
+    assert table is not None
+    assert (table.names, table.column, table.scored) == (["calculator", "code", "maths"], "task", True)
+    assert sum(e.ratio or 0 for e in table.environments) == 5

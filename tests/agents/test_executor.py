@@ -102,7 +102,7 @@ def test_multi_turn_tokens_and_sums():
     t = run_episode(agent(*steps), ["x", "yz"], "p")
     assert t.token_ids == [*ids("px"), EOS, *ids("+yz"), EOS]
     assert t.trainable == [0, 1, 1, 0, 1, 1, 1]
-    assert [(u.start, u.end) for u in t.turns] == [(1, 3), (4, 7)]
+    assert [(u.start, u.end, u.reward) for u in t.turns] == [(1, 3, 0.25), (4, 7, 1.0)]
     assert all((lp != 0.0) == bool(m) for lp, m in zip(t.logprobs, t.trainable, strict=True))
     assert (t.reward, t.score, t.stop_reason) == (1.25, 1.25, StopReason.DONE)
     assert t.extra_logs == {"a": 3.0, "b": 2.0}

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from openrlhf.agents.agent_file import check_agent_file, load_executor
-from openrlhf.agents.cli.run import read_prompts
+from openrlhf.agents.cli.subject import read_prompts
 from openrlhf.agents.files import CodeFileError, decode_text, read_code, text_lines
 from openrlhf.agents.reward_file import check_reward_file
 from openrlhf.agents.testing import run_episode

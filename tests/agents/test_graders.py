@@ -128,6 +128,14 @@ def test_patterns():
     assert matches("<think>a\nb</think>ok", r"<think>.*</think>")
     assert matches(" 12 ", r"\d+", whole=True)
     assert not matches("12a", r"\d+", whole=True)
+    assert matches("\ud800x\n", "\ud800.\n")
+    with pytest.raises(ValueError, match="is none"):
+        matches("x", "(")
+
+
+def test_a_pattern_that_does_not_end_on_an_answer_does_not_match():
+    assert not matches("a" * 5000, r"(a+)+b")
+    assert matches("aab", r"(a+)+b")
 
 
 SCHEMA = {

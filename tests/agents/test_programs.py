@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from openrlhf.agents.graders.code import CodeLimits, extract_code, grade_code, run_code
-from openrlhf.agents.graders.program import sandbox
+from openrlhf.agents.graders.program import isolation, sandbox
+from support.attacking_programs import ATTACKS
 from support.graded_programs import DISHONEST, HONEST
+from support.leftovers import nothing_left
 
 AMPLE = CodeLimits(seconds=60)  # a busy machine must not turn right into wrong
 BRIEF = CodeLimits(seconds=1.5)
@@ -46,6 +49,8 @@ def processes_of(folder):
 
 @pytest.mark.parametrize("case", HONEST, ids=lambda case: case.name)
 def test_honest_programs(case):
+    if "multiprocessing" in case.name and isolation.isolation() == "landlock":
+        pytest.skip("there is no memory that processes share under Landlock: nobody would remove it")
     reward, results = grade_code(case.response, case.tests, AMPLE)
     assert reward == case.reward, results
 
@@ -58,15 +63,20 @@ def test_dishonest_programs(case):
 PROOF = pytest.mark.proof
 
 
-@pytest.fixture(params=["landlock", pytest.param("namespaces", marks=PROOF), pytest.param("none", marks=PROOF)])
+@pytest.fixture(params=["bubblewrap", "landlock", pytest.param("none", marks=PROOF)])
 def isolated(request, monkeypatch):
     """Every way to keep programs apart that this machine allows, down to none."""
-    if request.param not in sandbox.allowed_isolation():
-        pytest.skip(f"this machine allows {sandbox.allowed_isolation()} only")
+    if request.param not in isolation.allowed_isolation():
+        pytest.skip(f"this machine allows {isolation.allowed_isolation()} only")
     monkeypatch.setattr(sandbox, "isolation", lambda: request.param)
     return request.param
 
 
+# Of the attacks those that depend on what keeps a program apart.
+SEPARATED = {
+    "forks faster than it can be killed", "daemon without a trace", "verdict into other processes", "fork bomb",
+    "command lines and memory of others", "files", "kills whom it sees", "kills everybody", "limits others",
+}  # fmt: skip
 ESCAPES = {
     "setsid": """
 import subprocess, time
@@ -147,8 +157,101 @@ def test_c06_files_outside_its_folder_are_not_changed(isolated, folder):
     outside = folder.parent / "outside.txt"
     outside.write_text("ours")
     source = f"open('own.txt', 'w').write('x')\nopen({str(outside)!r}, 'w').write('theirs')"
-    assert "PermissionError" in run_code(source, limits=AMPLE).stderr
+    assert f"{str(outside)!r}\n" in run_code(source, limits=AMPLE).stderr  # no such file, or permission denied
     assert outside.read_text() == "ours"
+
+
+CHANGES = """
+import contextlib, os
+path = {path!r}
+for change in (
+    lambda: os.chmod(path, 0), lambda: os.chown(path, 1, 1), lambda: os.utime(path, (1, 1)),
+    lambda: os.truncate(path, 1), lambda: os.setxattr(path, "user.x", b"x"), lambda: os.link(path, "own"),
+    lambda: os.rename(path, "own"), lambda: os.unlink(path), lambda: os.symlink("x", path + "-link"),
+    lambda: os.mkdir(path + "-folder"),
+):
+    with contextlib.suppress(OSError):
+        change()
+"""
+
+
+def test_c06_nothing_about_files_outside_is_changed(isolated, folder):
+    """Also what Landlock leaves to the owner of a file."""
+    outside = folder.parent / "outside.txt"
+    outside.write_text("ours")
+    before, around = outside.stat(), sorted(folder.parent.iterdir())
+    run_code(CHANGES.format(path=str(outside)), limits=AMPLE)
+    if isolated == "none":
+        pytest.skip("nothing keeps it from them")
+    after = outside.stat()
+    assert outside.read_text() == "ours"
+    for what in ("st_mode", "st_uid", "st_mtime_ns", "st_nlink"):
+        assert getattr(before, what) == getattr(after, what)
+    assert (os.listxattr(outside), sorted(folder.parent.iterdir())) == ([], around)
+
+
+def test_files_of_ours_are_not_read(isolated, folder):
+    if isolated == "none":
+        pytest.skip("nothing keeps it from them")
+    outside = folder.parent / "labels.jsonl"
+    outside.write_text("the-answer")
+    source = f"""
+import os
+for path in ({str(outside)!r}, {__file__!r}, "/etc/shadow", {os.path.expanduser("~/.bashrc")!r}, "/dev/mem"):
+    try:
+        print(len(open(path, "rb").read(10)))
+    except OSError:
+        print("no")
+try:
+    print(os.listdir({str(folder.parent)!r}).count("labels.jsonl"))
+except OSError:
+    print("no")
+"""
+    assert set(run_code(source, limits=AMPLE).stdout.split()) <= {"no", "0"}
+
+
+NETWORK = """
+import socket
+for kind, family, address in (
+    (socket.SOCK_STREAM, socket.AF_INET, ("127.0.0.1", {port})),
+    (socket.SOCK_DGRAM, socket.AF_INET, ("127.0.0.1", {port})),
+    (socket.SOCK_STREAM, socket.AF_UNIX, {path!r}),
+):
+    try:
+        line = socket.socket(family, kind)
+        line.connect(address)
+        line.send(b"x")
+        print("sent")
+    except OSError:
+        print("no")
+"""
+
+
+def test_nobody_is_reached_over_a_network(isolated, folder):
+    """Not even a server of this machine."""
+    path = f"/tmp/heard-{os.getpid()}"
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
+        local.bind(path)
+        local.listen()
+        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        datagrams.bind(server.getsockname())
+        datagrams.setblocking(False)
+        run_code(NETWORK.format(port=server.getsockname()[1], path=path), limits=AMPLE)
+        for waiting in (server, local):
+            waiting.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                waiting.accept()
+        with datagrams, pytest.raises(BlockingIOError):
+            datagrams.recv(1)
+    os.unlink(path)
+
+
+@pytest.mark.parametrize("case", [c for c in ATTACKS if c.name in SEPARATED], ids=lambda case: case.name)
+def test_attacks_under_every_isolation(case, isolated):
+    if isolated == "none" and case.name == "files":
+        pytest.skip("nothing keeps it from them")
+    with nothing_left():
+        assert grade_code(case.response, case.tests, CodeLimits(seconds=case.seconds))[0] == 0.0
 
 
 def test_many_files_and_large_ones_end_the_run(folder):

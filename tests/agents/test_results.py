@@ -1,5 +1,7 @@
 """What `execute` returns, as trajectories: which call sampled which range, and whose lists they are."""
 
+from dataclasses import replace
+
 import pytest
 
 from openrlhf.agents.context import SampleEngine
@@ -42,6 +44,44 @@ def test_n13_an_empty_range_takes_its_own_empty_call():
 def test_n13_an_empty_range_with_given_logprobs():
     t = trajectory([1, 7], [(1, 1), (1, 2)], [generation([7], 3)], rollout_log_probs=[0.0, -0.5])
     assert (t.versions, t.logprobs) == ([-1, 3], [0.0, -0.5])
+
+
+TWO = ([1, 7, 2, 8], [(1, 2), (3, 4)], [generation([7], 0), generation([8], 0)])
+
+
+@pytest.mark.parametrize("given", [{"reward": None}, {"reward": 0.75}])
+def test_rewards_of_turns_add_up_to_the_reward(given):
+    t = trajectory(*TWO, turn_rewards=[0.5, 0.25], **given)
+    assert (t.reward, t.score, [turn.reward for turn in t.turns]) == (0.75, 0.75, [0.5, 0.25])
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        ([0.5], 'returned 1 "turn_rewards" for 2 turns'),
+        ([0.5, float("nan")], "no finite numbers"),
+        ([0.5, None], "no finite numbers"),
+        ([0.5, "much"], "must be one number"),
+        ([0.5, 1.5], "beside turn rewards that add up to 2.0"),
+    ],
+)
+def test_wrong_rewards_of_turns(rewards, message):
+    with pytest.raises(ValueError, match=message):
+        trajectory(*TWO, turn_rewards=rewards)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"reward": float("inf")}, "no finite numbers"), ({"start": 0, "reward": 1.0}, "follow one")],
+)
+def test_turns_of_a_trajectory_are_looked_at(changes, message):
+    recorder = Recorder([1])
+    for part in TWO[2]:
+        recorder.append_sampled(part)
+    finished = recorder.finish(ITEM, 0, Outcome(stop_reason=StopReason.DONE, reward=1.0))
+    wrong = replace(finished, turns=[finished.turns[0], replace(finished.turns[1], **changes)])
+    with pytest.raises(ValueError, match=message):
+        as_trajectories(wrong, ITEM, SampleEngine(ScriptedEngine(["x"])), 100)
 
 
 @pytest.mark.parametrize("wrap", ["recorder", "trajectory"])

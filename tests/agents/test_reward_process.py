@@ -9,8 +9,8 @@ import pytest
 
 from openrlhf.agents.files import CodeFile, CodeFileError
 from openrlhf.agents.reward_file import RewardFunction, check_reward_file
-from openrlhf.agents.rewards import RewardError, RewardTimeoutError
-from support.agents_rewards import alive, ends, score, with_pool
+from openrlhf.agents.rewards import RewardError, RewardResult, RewardTimeoutError
+from support.agents_rewards import alive, code_of, ends, score, with_pool
 
 
 @pytest.fixture
@@ -262,3 +262,100 @@ def test_the_process_ends_with_its_parent(reward_file):  # B135: no left-over pr
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
     pid = int(done.stdout)
     assert ends(pid)
+
+
+FAULTS = """
+    import os, sys, time
+    def reward_func(queries, prompts, labels):
+        kind, value = labels[0].split()
+        if kind == "hang":
+            while True:
+                time.sleep(1)
+        if kind == "die":
+            os._exit(3)
+        if kind == "leak":
+            held = []
+            while True:
+                held.append(bytearray(b"x" * 10_000_000))
+                time.sleep(0.005)
+        if kind == "print":
+            sys.stdout.write("noise " * 100_000)
+        return [float(value)] * len(queries)
+"""
+
+
+def test_every_fault_costs_its_own_group_alone(capsys):
+    """Hanging, dying, leaking and printing calls among good ones, in three processes: exact rewards, in order."""
+    kinds = ["fine", "hang", "fine", "die", "print", "fine", "leak", "fine", "print", "hang", "leak", "fine"]
+
+    async def body(pool):
+        calls = (score(pool, [f"{kind} {i}"] * 2) for i, kind in enumerate(kinds))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        again = [await score(pool, [f"fine {i}"]) for i in range(6)]
+        return answers, again, [process.pid for process in pool._processes]
+
+    answers, again, pids = with_pool(code_of(FAULTS), body, timeout=3.0, processes=3, max_memory=300_000_000)
+    said = {"hang": "longer than `reward.timeout` 3 s", "die": "exit code 3", "leak": "`reward.max_memory_gib` 0.279"}
+    for i, (kind, answer) in enumerate(zip(kinds, answers, strict=True)):
+        if kind in said:
+            assert isinstance(answer, RewardError)
+            assert said[kind] in str(answer)
+        else:
+            assert isinstance(answer, RewardResult)
+            assert answer.rewards == [float(i)] * 2
+    assert [a.rewards for a in again] == [[float(i)] for i in range(6)]
+    assert not any(alive(pid) for pid in pids if pid is not None)
+    assert len(capsys.readouterr().err) < 1_000_000  # of twelve times as much
+
+
+def test_what_earlier_calls_left_in_memory_costs_no_group():
+    source = """
+        held = []
+        def reward_func(queries, prompts, labels):
+            held.append(b"x" * 60_000_000)
+            import time
+            time.sleep(0.25)
+            return [1.0] * len(queries)
+    """
+
+    async def body(pool):
+        pids = set()
+        for _ in range(6):
+            assert (await score(pool, ["x"])).rewards == [1.0]
+            pids.add(pool._processes[0].pid)
+        return pids
+
+    assert len(with_pool(code_of(source), body, max_memory=200_000_000)) > 1
+
+
+def test_waiting_for_a_process_counts_for_no_limit():
+    source = """
+        import time
+        def reward_func(queries, prompts, labels):
+            time.sleep(0.4)
+            return [float(label) for label in labels]
+    """
+
+    async def body(pool):
+        return await asyncio.gather(*(score(pool, [str(i)]) for i in range(5)))
+
+    assert [r.rewards for r in with_pool(code_of(source), body, timeout=1.5)] == [[float(i)] for i in range(5)]
+
+
+def test_what_a_call_started_counts_as_its_memory():
+    source = """
+        import subprocess, sys
+        def reward_func(queries, prompts, labels):
+            subprocess.run([sys.executable, "-c", "import time; held = b'x' * 400_000_000; time.sleep(20)"])
+            return [1.0]
+    """
+    with pytest.raises(RewardError, match=r"took 0\.\d+ GiB, more than `reward.max_memory_gib` 0.279"):
+        with_pool(code_of(source), lambda pool: score(pool, ["x"]), timeout=30.0, max_memory=300_000_000)
+
+
+def test_the_kernel_ends_a_reward_process_before_any_other():
+    source = """
+        def reward_func(queries, prompts, labels):
+            return [float(open("/proc/self/oom_score_adj").read())]
+    """
+    assert with_pool(code_of(source), lambda pool: score(pool, ["x"])).rewards == [1000.0]

@@ -92,7 +92,7 @@ class Source:
         self.result = result
         self.calls = []
 
-    async def score(self, queries, prompts, labels, *, responses=None) -> Any:
+    async def score(self, queries, prompts, labels, *, responses=None, columns=None) -> Any:
         self.calls.append((queries, prompts, labels, responses))
         result = self.result(len(queries)) if callable(self.result) else self.result
         if isinstance(result, Exception):

@@ -8,7 +8,7 @@ import pytest
 
 from openrlhf.agents.engine import SamplingParams
 from openrlhf.agents.sampling import as_sampling, sample_seed
-from openrlhf.agents.values import finite_logs, to_float, to_floats
+from openrlhf.agents.values import finite_logs, to_float, to_floats, unbiased_pass_at_k
 
 
 @pytest.mark.parametrize("value", [1, 1.0, True, [1], (1.0,)])
@@ -79,3 +79,16 @@ def test_exact_numbers_and_those_beyond_the_floats():
     values = [Fraction(1, 2), Decimal("0.25"), 10**400, -(10**400)]
     assert to_floats(values, 4, "rewards") == [0.5, 0.25, math.inf, -math.inf]
     assert to_floats(Fraction(1, 2), 1, "rewards") == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("correct", "total", "k", "value"),
+    [(0, 4, 2, 0.0), (1, 4, 1, 0.25), (1, 4, 2, 0.5), (3, 4, 2, 1.0), (4, 4, 4, 1.0)],
+)
+def test_unbiased_pass_at_k(correct, total, k, value):
+    assert unbiased_pass_at_k(correct, total, k) == pytest.approx(value)
+
+
+def test_k_of_pass_at_k_must_fit():
+    with pytest.raises(ValueError, match="k=5 of 4"):
+        unbiased_pass_at_k(1, 4, 5)

@@ -29,10 +29,12 @@ EXPECTED = (
 IMPORT_SECONDS = 300.0  # imports of the author's file on a busy machine
 
 
-def check_agent_file(path: str | Path | CodeFile, *, run: bool = True, timeout: float = IMPORT_SECONDS) -> CodeFile:
+def check_agent_file(
+    path: str | Path | CodeFile, *, entry: str = "", run: bool = True, timeout: float = IMPORT_SECONDS
+) -> CodeFile:
     """Checks that a file exports an agent and returns it for shipping; with `run` it is loaded in another process.
 
-    Raises CodeFileError with one clear message.
+    entry: the name of the agent's class, where the file has several. Raises CodeFileError with one clear message.
     """
     code = as_code(path, FLAG)
     try:
@@ -42,26 +44,26 @@ def check_agent_file(path: str | Path | CodeFile, *, run: bool = True, timeout: 
             f"{FLAG}: syntax error in {code.path}, line {getattr(error, 'lineno', '?')}: {error}"
         ) from error
     if run:
-        _check_loading(code, timeout)
+        _check_loading(code, entry, timeout)
     return code
 
 
-def _check_loading(code: CodeFile, timeout: float) -> None:
-    program = "import sys; from openrlhf.agents.agent_file import check_main; check_main(sys.argv[1])"
+def _check_loading(code: CodeFile, entry: str, timeout: float) -> None:
+    program = "import sys; from openrlhf.agents.agent_file import check_main; check_main(*sys.argv[1:])"
     source = code.source.encode("utf-8", "surrogatepass")
     try:
-        status, output = run_check(["-c", program, code.path], source, timeout)
+        status, output = run_check(["-c", program, code.path, entry], source, timeout)
     except TimeoutError as error:
         raise CodeFileError(f"{FLAG}: importing {code.path} took longer than {timeout:g} s") from error
     if status != 0:
         raise CodeFileError(f"{FLAG}: {code.path} cannot be used:\n{output}")
 
 
-def check_main(path: str) -> None:
+def check_main(path: str, entry: str) -> None:
     """Entry point of the checking process: the source comes on stdin."""
     source = sys.stdin.buffer.read().decode("utf-8", "surrogatepass")
     try:
-        load_executor(CodeFile(path=path, source=source))
+        load_executor(CodeFile(path=path, source=source), entry)
     except CodeFileError as error:
         leave(str(error))
     except (Exception, SystemExit):
@@ -69,35 +71,56 @@ def check_main(path: str) -> None:
     leave()
 
 
-def load_executor(path_or_code: str | Path | CodeFile) -> GroupExecutor:
-    """The executor of an agent file. Raises CodeFileError where the file exports none; its own exceptions pass."""
+def load_executor(path_or_code: str | Path | CodeFile, entry: str = "") -> GroupExecutor:
+    """The executor of an agent file. Raises CodeFileError where the file exports none; its own exceptions pass.
+
+    entry: the name of an agent or executor class in it; "": the file exports one.
+    """
     code = as_code(path_or_code, FLAG)
     module = load_module(code)
+    if entry:
+        if not hasattr(module, entry):
+            own = sorted(n for n, c in vars(module).items() if inspect.isclass(c) and c.__module__ == module.__name__)
+            raise CodeFileError(f"{FLAG}: {code.path} has no {entry}; its classes are {', '.join(own) or 'none'}")
+        return executor_of(getattr(module, entry), code, entry)
     exported: Any = getattr(module, "AgentExecutor", None)
     if exported is None:
         return MultiTurnAgentExecutor(_find_agent_class(module, code))
+    return _as_executor(exported, code, "AgentExecutor")
+
+
+def executor_of(exported: Any, code: CodeFile, name: str) -> GroupExecutor:
+    """The executor of what a file exports under a name: an executor, its class, or an agent class."""
+    if inspect.isclass(exported) and not hasattr(exported, "run_group"):
+        if not (hasattr(exported, "reset") and hasattr(exported, "step")):
+            raise CodeFileError(f"{FLAG}: {name} in {code.path} is no agent; {EXPECTED}")
+        return MultiTurnAgentExecutor(exported)
+    return _as_executor(exported, code, name)
+
+
+def _as_executor(exported: Any, code: CodeFile, name: str) -> GroupExecutor:
     if inspect.isclass(exported):
-        exported = _construct(exported, code)
+        exported = _construct(exported, code, name)
     if not hasattr(exported, "run_group"):
-        raise CodeFileError(f"{FLAG}: AgentExecutor in {code.path} is no executor; {EXPECTED}")
+        raise CodeFileError(f"{FLAG}: {name} in {code.path} is no executor; {EXPECTED}")
     if isinstance(exported, AgentExecutorBase):
         check_execute(type(exported).execute)
     return exported
 
 
-def _construct(executor: type, code: CodeFile) -> Any:
+def _construct(executor: type, code: CodeFile, name: str) -> Any:
     if inspect.isabstract(executor):
         missing = sorted(getattr(executor, "__abstractmethods__", ()))
-        raise CodeFileError(f"{FLAG}: AgentExecutor in {code.path} does not implement {missing}; {EXPECTED}")
+        raise CodeFileError(f"{FLAG}: {name} in {code.path} does not implement {missing}; {EXPECTED}")
     if inspect.iscoroutinefunction(executor.__init__):
         raise CodeFileError(
-            f"{FLAG}: AgentExecutor.__init__ in {code.path} is a coroutine, and nothing awaits it: write "
+            f"{FLAG}: {name}.__init__ in {code.path} is a coroutine, and nothing awaits it: write "
             "`def __init__` and connect when execute is first called"
         )
     try:
         inspect.signature(executor).bind()
     except TypeError as error:
-        raise CodeFileError(f"{FLAG}: AgentExecutor in {code.path} needs arguments ({error}); {EXPECTED}") from error
+        raise CodeFileError(f"{FLAG}: {name} in {code.path} needs arguments ({error}); {EXPECTED}") from error
     return executor()
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from openrlhf.agents.config import AgentConfig
 from openrlhf.agents.engine import Engine, EngineError, Generation, SamplingParams, Tokenizer
@@ -17,6 +18,9 @@ from openrlhf.agents.request_output import RequestOutput, request_output
 from openrlhf.agents.sampling import as_sampling, sample_seed
 from openrlhf.agents.spans import span
 from openrlhf.agents.types import PromptItem, Trajectory
+
+if TYPE_CHECKING:
+    from openrlhf.agents.chat.tools import AnswerParser
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +34,7 @@ class EpisodeSettings:
     sampling: the template of every call, without seed and max_tokens. n_samples: per prompt. max_length: tokens of the
     whole sample. max_new_tokens: cap of each generation call, None for "up to max_length". seed: of the run. overlong:
     what happens to a prompt or observation over its budget: "truncate" (from the left), "drop" or "error" (the sample
-    fails and says so).
+    fails and says so). guided: whether the engine keeps `SamplingParams.structure`.
     """
 
     max_length: int = 2048
@@ -39,6 +43,7 @@ class EpisodeSettings:
     max_new_tokens: int | None = None
     seed: int = 42
     overlong: str = "truncate"
+    guided: bool = False
     agent: AgentConfig = field(default_factory=AgentConfig)
 
     def __post_init__(self) -> None:
@@ -50,7 +55,7 @@ class GroupContext:
     """Everything an executor needs to roll one prompt out.
 
     seeds: (sample_index, turn) -> 63-bit seed. slots: the worker's concurrency limit, one slot per running episode.
-    image_reader: of a vision-language model.
+    image_reader: of a vision-language model. parser: of answers on the policy's endpoints, instead of our own.
     """
 
     engine: Engine
@@ -59,6 +64,7 @@ class GroupContext:
     seeds: Seeds
     slots: asyncio.Semaphore | None = None
     image_reader: ImageReader = field(default_factory=TextOnly)
+    parser: AnswerParser | None = None
 
 
 class GroupExecutor(Protocol):
@@ -71,6 +77,7 @@ class SampleEngine:
     """The engine as one sample sees it: adds group and seed to every call and remembers what was sampled.
 
     This is the `llm_engine` of `AgentExecutorBase.execute`: `await llm_engine.generate(token_ids, sampling_params)`.
+    columns: of the prompt's row (`PromptItem.columns`), a copy of this sample's own.
     """
 
     def __init__(
@@ -83,7 +90,9 @@ class SampleEngine:
         settings: EpisodeSettings | None = None,
         image_reader: ImageReader | None = None,
         tokenizer: Tokenizer | None = None,
+        columns: Mapping[str, Any] | None = None,
     ) -> None:
+        self.parser: AnswerParser | None = None  # of answers on the policy's endpoints, instead of our own
         self.group_id = group_id
         self.sample_index = sample_index
         self.settings = settings or EpisodeSettings()
@@ -94,6 +103,7 @@ class SampleEngine:
         self._seeds = seeds
         self._started_calls = 0
         self._tokenizer = tokenizer
+        self.columns = deepcopy(dict(columns or {}))
         self.image_reader: ImageReader = image_reader or TextOnly()
 
     async def generate(

@@ -30,7 +30,9 @@ class SamplingParams:
     """Everything that decides a sample; always sent in full, so a model's generation_config changes nothing.
 
     max_tokens None means "up to the context length". top_k -1 means all tokens. Every sample has a copy of its own,
-    which its agent may change: `sampling_params.max_tokens = 64`. Other settings have one value: one sample per
+    which its agent may change: `sampling_params.max_tokens = 64`. top_logprobs: of how many likeliest tokens per place
+    the answer has log-probs. structure: an xgrammar structural tag as JSON that the answer must keep; the log-probs are
+    then those among the tokens that it allows. Other settings have one value: one sample per
     request, with the log-prob of every sampled token; texts keep special tokens and stop strings.
     """
 
@@ -54,6 +56,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int | None = None
+    top_logprobs: int = 0
+    structure: str = ""
 
     def with_(self, **changes: Any) -> SamplingParams:
         """A copy with these fields changed."""
@@ -73,7 +77,8 @@ class Generation:
     """The engine's answer. token_ids includes the sampled EOS; logprobs and versions have one entry per token.
 
     finish_reason: "stop" (EOS or stop string), "length" or "abort". prompt_token_ids: as the engine saw them
-    (differs from what was sent only where images were expanded).
+    (differs from what was sent only where images were expanded). top_logprobs: per token the likeliest ones with their
+    log-probs, where `SamplingParams.top_logprobs` asked for them.
     """
 
     token_ids: Sequence[int]
@@ -81,6 +86,7 @@ class Generation:
     versions: Sequence[int]
     finish_reason: str
     prompt_token_ids: Sequence[int] | None = None
+    top_logprobs: Sequence[Sequence[tuple[int, float]]] = ()
 
 
 class Engine(Protocol):

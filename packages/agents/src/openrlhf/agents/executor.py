@@ -36,7 +36,10 @@ class AgentInstanceBase(ABC):
     """One environment, one episode: a new instance (no arguments) is made for every sample."""
 
     async def reset(self, states: dict, **kwargs: Any) -> dict:
-        """states: observation (the prompt), label, images. Returns {"observation": the text to start from}."""
+        """states: observation (the prompt), label, images, columns (what else the prompt's row carries, by name).
+
+        Returns {"observation": the text to start from}.
+        """
         return {"observation": states["observation"]}
 
     @abstractmethod
@@ -44,7 +47,7 @@ class AgentInstanceBase(ABC):
         """One turn of the environment.
 
         states: observation_text (everything before the answer), action_text (the answer, special tokens kept),
-        label, sampling_params, turn, finish_reason.
+        label, columns, sampling_params, turn, finish_reason.
         Returns rewards, environment_feedback and done; optional scores, extra_logs, sampling_params (for the turns
         to come) and environment_images.
         """
@@ -74,7 +77,7 @@ class AgentExecutorBase(ABC):
 
         sampling_params: a copy of this sample's own, to read and to set. llm_engine: `await
         llm_engine.generate(token_ids, sampling_params, images=None)` gives a `RequestOutput`; seeds, group and the cap
-        of new tokens are added there.
+        of new tokens are added there. `llm_engine.columns`: what else the prompt's row carries, by name.
         """
 
     async def run_group(self, item: PromptItem, ctx: GroupContext) -> list[Trajectory]:
@@ -98,7 +101,7 @@ class AgentExecutorBase(ABC):
             self._failures.report(trajectory)
 
     def _sample_engine(self, item: PromptItem, ctx: GroupContext, sample_index: int) -> SampleEngine:
-        return SampleEngine(
+        engine = SampleEngine(
             ctx.engine,
             group_id=item.group_id,
             sample_index=sample_index,
@@ -106,7 +109,10 @@ class AgentExecutorBase(ABC):
             settings=ctx.settings,
             image_reader=ctx.image_reader,
             tokenizer=ctx.tokenizer,
+            columns=item.columns,
         )
+        engine.parser = ctx.parser
+        return engine
 
     async def _run_sample(self, item: PromptItem, ctx: GroupContext, engine: SampleEngine) -> list[Trajectory]:
         try:
@@ -152,7 +158,7 @@ class MultiTurnAgentExecutor(AgentExecutorBase):
     """Runs `agent_class` (an `AgentInstanceBase`): generate, step, append the feedback, until done.
 
     Every turn may sample min(max_new_tokens, max_length - tokens so far) tokens. Feedback is tokenised on its own,
-    without special tokens, and is not trained on. Rewards of all turns add up.
+    without special tokens, and is not trained on. Rewards of all turns add up, and each stays with its turn.
     """
 
     def __init__(self, agent_class: Callable[[], Any]) -> None:
@@ -230,7 +236,12 @@ class _Episode:
         return self.engine.length(self.recorder.token_ids, self.recorder.images)
 
     async def _start(self, agent: Any) -> None:
-        states = {"observation": self.item.prompt, "label": self.item.label, "images": list(self.item.images)}
+        states = {
+            "observation": self.item.prompt,
+            "label": self.item.label,
+            "images": list(self.item.images),
+            "columns": self.engine.columns,
+        }
         self.text = read_observation(await self._await_agent(agent.reset(states), "reset()"))
         ids = self.tokenizer.encode(self.text, add_special_tokens=False)
         images = await self.engine.read_images(self.item.images)
@@ -261,11 +272,13 @@ class _Episode:
             "observation_text": self.text,
             "action_text": action_text,
             "label": self.item.label,
+            "columns": self.engine.columns,
             "sampling_params": self.sampling,
             "turn": turn,
             "finish_reason": generation.finish_reason,
         }
         result = read_step(await self._await_agent(agent.step(states), f"step() of turn {turn + 1}"))
+        self.recorder.reward_turn(result.reward)
         self.text += action_text + result.feedback
         self.sampling = result.sampling or self.sampling
         return result
@@ -310,7 +323,7 @@ class SingleTurnExecutor(AgentExecutorBase):
         trajectories = await self._run_samples(item, ctx)
         if self.reward_source is None:
             return trajectories
-        scored = await apply_rewards(self.reward_source, trajectories, ctx.tokenizer)
+        scored = await apply_rewards(self.reward_source, trajectories, ctx.tokenizer, item.columns)
         self._report(scored)
         return scored
 

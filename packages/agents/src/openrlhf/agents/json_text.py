@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 MAX_DEPTH = 128
 """Deeper values are refused: what comes after the parser (templates, schemas, `repr`) recurses, too."""
 
 _DECODER = json.JSONDecoder()
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse_json(text: str | bytes, *, strict: bool = False) -> Any:
@@ -52,3 +54,15 @@ def _too_deep() -> str:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
+
+
+def well_formed(value: Any) -> Any:
+    """With U+FFFD in the place of halves of surrogate pairs, as every encoder of UTF-8 writes them: no tokenizer and no
+    answer takes them, and an agent that cuts its texts to a length, or a model, may well cut an emoji in two."""
+    if isinstance(value, str):
+        return value if value.isascii() else _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [well_formed(item) for item in value]
+    if isinstance(value, dict):
+        return {well_formed(key): well_formed(item) for key, item in value.items()}
+    return value

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from openrlhf.agents.engine import FINISH_REASONS, EngineError, Generation
@@ -50,15 +50,23 @@ class Recorder:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def append_sampled(self, generation: Generation) -> None:
-        """One turn of the policy. Raises EngineError where the engine's lists do not belong together."""
+    def append_sampled(self, generation: Generation, temperature: float | None = None) -> None:
+        """One turn of the policy. Raises EngineError where the engine's lists do not belong together.
+
+        temperature: that it was sampled at, where it is not the run's.
+        """
         check_generation(generation)
         start = len(self.token_ids)
         self.token_ids.extend(generation.token_ids)
         self.trainable.extend([1] * len(generation.token_ids))
         self.logprobs.extend(generation.logprobs)
         self.versions.extend(generation.versions)
-        self.turns.append(Turn(start=start, end=len(self.token_ids), finish_reason=generation.finish_reason))
+        end, reason = len(self.token_ids), generation.finish_reason
+        self.turns.append(Turn(start=start, end=end, finish_reason=reason, temperature=temperature))
+
+    def reward_turn(self, reward: float, number: int = -1) -> None:
+        """What turn `number` (the last one) earned of the episode's reward."""
+        self.turns[number] = replace(self.turns[number], reward=reward)
 
     def append_environment(self, token_ids: Sequence[int]) -> None:
         """Tokens of the environment: mask 0, no log-prob, no version."""

@@ -76,6 +76,7 @@ def request_output(
         versions=list(generation.versions),
         finish_reason=generation.finish_reason,
         prompt_token_ids=list(seen),
+        top_logprobs=generation.top_logprobs,
         tokenizer=tokenizer,
         request_id=request_id,
     )

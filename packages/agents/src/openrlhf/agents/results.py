@@ -1,20 +1,22 @@
 """What `execute` returns, as trajectories: ours, several of ours, or the dict of token lists.
 
 The dict has observation_tokens (the whole sequence), action_ranges (start, end) of what the policy sampled, reward,
-and optionally rollout_log_probs, scores, extra_logs, truncated (else: whether a call of the engine was cut), images.
+and optionally rollout_log_probs, scores, extra_logs, truncated (else: whether a call of the engine was cut), images,
+and turn_rewards: one number per action range, whose sum is the reward, which may then be left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from openrlhf.agents.context import SampleEngine
 from openrlhf.agents.engine import Generation
 from openrlhf.agents.recorder import Outcome, Recorder, check_generation, ended_by
-from openrlhf.agents.types import PromptItem, StopReason, Trajectory
-from openrlhf.agents.values import finite_logs, to_finite, to_plain
+from openrlhf.agents.types import PromptItem, StopReason, Trajectory, Turn
+from openrlhf.agents.values import finite_logs, to_finite, to_plain, turn_rewards, whole_reward
 
 
 def as_trajectories(result: Any, item: PromptItem, engine: SampleEngine, max_length: int) -> list[Trajectory]:
@@ -27,7 +29,17 @@ def as_trajectories(result: Any, item: PromptItem, engine: SampleEngine, max_len
             "execute() must return a Trajectory, a list of them, or a dict with observation_tokens, action_ranges and "
             f"reward; got {type(result).__name__}: {result!r}"
         )
+    for trajectory in several:
+        _check_turns(trajectory.turns)
     return [_own(trajectory, item, engine.sample_index, max_length) for trajectory in several]
+
+
+def _check_turns(turns: Sequence[Turn]) -> None:
+    """Rewards of turns are finite, and their turns follow one another. Raises ValueError."""
+    rewards = [turn.reward for turn in turns if turn.reward is not None]
+    if rewards and any(a.end > b.start for a, b in pairwise(turns)):
+        raise ValueError(f"execute(): turns with rewards must follow one another, got {list(turns)!r}")
+    turn_rewards(rewards, len(rewards), "execute()")
 
 
 def _own(trajectory: Trajectory, item: PromptItem, sample_index: int, max_length: int) -> Trajectory:
@@ -61,15 +73,29 @@ def _from_dict(result: Mapping[str, Any], item: PromptItem, engine: SampleEngine
         recorder.append_sampled(generation)
         assert len(recorder) == end
     recorder.append_environment(ids[len(recorder) :])
-    return _finish(_cut(recorder, max_length), result, item, engine.sample_index, truncated=len(ids) > max_length)
+    turns = None
+    if result.get("turn_rewards") is not None:
+        turns = turn_rewards(result["turn_rewards"], len(ranges), "execute()")
+        for number, reward in enumerate(turns):
+            recorder.reward_turn(reward, number)
+    truncated = len(ids) > max_length
+    return _finish(_cut(recorder, max_length), result, item, engine.sample_index, turns, truncated=truncated)
 
 
 def _finish(
-    recorder: Recorder, result: Mapping[str, Any], item: PromptItem, sample_index: int, *, truncated: bool
+    recorder: Recorder,
+    result: Mapping[str, Any],
+    item: PromptItem,
+    sample_index: int,
+    turns: Sequence[float] | None,
+    *,
+    truncated: bool,
 ) -> Trajectory:
     given = {name: result[name] for name in ("reward", "scores") if result.get(name) is not None}
     numbers = {name: to_finite(value, "execute()", name) for name, value in given.items()}
     reward = numbers.get("reward")
+    if turns is not None:
+        reward = whole_reward(reward, turns, "execute()")
     said = result.get("truncated")
     truncated = truncated or bool(to_plain(said or False))
     outcome = Outcome(

@@ -35,6 +35,7 @@ def main() -> None:
         return
     parent = os.getppid()
     die_with_parent(parent)
+    end_first_when_memory_is_short()
     keep_loopback_direct()
     requests, answers = _take_pipes()
     with asyncio.Runner() as runner:
@@ -48,9 +49,10 @@ def main() -> None:
 
 
 def _check() -> None:
+    columns = json.loads(sys.argv[sys.argv.index("--check") + 1])
     code = read_code_frame(sys.stdin.buffer.read())
     try:
-        RewardFunction(code, asyncio.Runner())
+        RewardFunction(code, asyncio.Runner(), columns)
     except (Exception, SystemExit) as error:
         leave(_author_traceback(error))
     leave()
@@ -138,6 +140,13 @@ def die_with_parent(parent: int) -> None:
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True, name="parent-watch").start()
     if os.getppid() != parent:  # it ended before we asked
         os._exit(1)
+
+
+def end_first_when_memory_is_short() -> None:
+    """Lets the kernel end this process and what it starts, and no engine or trainer, when the machine's memory ends."""
+    if sys.platform == "linux":
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write("1000")
 
 
 def _watch_parent(parent: int) -> None:

@@ -10,10 +10,12 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openrlhf.agents.files import CodeFile
+from openrlhf.agents.memory import resident_bytes
 from openrlhf.agents.reward_file import IMPORT_SECONDS, code_frame
 from openrlhf.agents.rewards import RewardError, RewardProcessDiedError, RewardResult, RewardTimeoutError
 from openrlhf.agents.types import Failure
@@ -23,14 +25,21 @@ LENGTH_BYTES = 8
 CLOSE_SECONDS = 1.0
 PASSED_ON_BYTES = 64 * 1024  # of the author's prints, per process; the rest is dropped
 CHUNK = 64 * 1024
+MEMORY_SECONDS = 0.1
+"""How often a running call's memory is looked at; what a process can fill meanwhile is little."""
+GIB = 2**30
 
 
 class RewardProcess:
-    """One process around one reward file. Not for concurrent calls: `RewardPool` sees to that."""
+    """One process around one reward file. Not for concurrent calls: `RewardPool` sees to that.
 
-    def __init__(self, code: CodeFile, timeout: float) -> None:
+    timeout: seconds of one call. max_memory: bytes that it and what it started may hold; None: no limit.
+    """
+
+    def __init__(self, code: CodeFile, timeout: float, max_memory: int | None = None) -> None:
         self.code = code
         self.timeout = timeout
+        self.max_memory = max_memory
         self._process: asyncio.subprocess.Process | None = None
         self._output: asyncio.Task[None] | None = None
 
@@ -58,7 +67,12 @@ class RewardProcess:
             raise RewardError(f"{self.code.path} cannot be used: {answer['error']}", answer["traceback"])
 
     async def call(
-        self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], responses: Sequence[str] | None
+        self,
+        queries: Sequence[str],
+        prompts: Sequence[str],
+        labels: Sequence[Any],
+        responses: Sequence[str] | None,
+        columns: Mapping[str, Sequence[Any]] | None = None,
     ) -> RewardResult:
         """One call of the function. Raises RewardError, RewardTimeoutError; the next call starts a new process then."""
         if self._process is not None and self._process.returncode is not None:
@@ -66,7 +80,7 @@ class RewardProcess:
         if self._process is None:
             await self.start()
         responses = None if responses is None else list(responses)
-        frame = pickle.dumps((list(queries), list(prompts), list(labels), responses))
+        frame = pickle.dumps((list(queries), list(prompts), list(labels), responses, dict(columns or {})))
         limit = f"`reward.timeout` {self.timeout:g} s"
         answer = await self._exchange(frame, self.timeout, f"reward_func({len(queries)} samples)", limit)
         if "error" in answer:
@@ -76,7 +90,7 @@ class RewardProcess:
     async def _exchange(self, frame: bytes, seconds: float, what: str, limit: str) -> dict[str, Any]:
         try:
             async with asyncio.timeout(seconds):
-                return await self._send(frame)
+                return await self._within_memory(asyncio.ensure_future(self._send(frame)), what)
         except TimeoutError as error:
             await self.kill()
             message = f"{self.code.name}: {what} took longer than {limit}, process killed"
@@ -88,6 +102,22 @@ class RewardProcess:
         except BaseException:
             await self.kill()  # a call that nobody waits for any more: its answer would be taken for the next one
             raise
+
+    async def _within_memory(self, answer: asyncio.Future[dict[str, Any]], what: str) -> dict[str, Any]:
+        """The answer, unless the process takes too much memory before: then it is killed."""
+        try:
+            while not (await asyncio.wait([answer], timeout=self.max_memory and MEMORY_SECONDS))[0]:
+                assert self.max_memory is not None
+                assert self.pid is not None
+                if (held := resident_bytes(self.pid)) > self.max_memory:
+                    answer.cancel()
+                    await self.kill()
+                    limit = f"`reward.max_memory_gib` {self.max_memory / GIB:.3g}"
+                    message = f"{self.code.name}: {what} took {held / GIB:.3g} GiB, more than {limit}, process killed"
+                    raise RewardProcessDiedError(message)
+            return answer.result()
+        finally:
+            answer.cancel()
 
     async def _send(self, frame: bytes) -> dict[str, Any]:
         process = self._process
@@ -142,15 +172,22 @@ class RewardProcess:
 class RewardPool:
     """The reward function of a file as a `RewardSource`, in one or several processes.
 
-    A call that is too slow is killed and raises RewardTimeoutError; later calls get a fresh process. A call whose
-    process dies, as at the hands of the system when memory is short, is made once more in a fresh one.
+    Calls beyond their number wait, and the wait counts for no limit; processes start when they are needed. A call that
+    is too slow is killed and raises RewardTimeoutError; later calls get a fresh process. A call whose process dies, as
+    at the hands of the system when memory is short, is made once more in a fresh one: what filled the old one may have
+    been left by earlier calls.
     """
 
-    def __init__(self, code: CodeFile, timeout: float, processes: int = 1) -> None:
-        self._processes = [RewardProcess(code, timeout) for _ in range(processes)]
+    def __init__(self, code: CodeFile, timeout: float, processes: int = 1, max_memory: int | None = None) -> None:
+        self._processes = [RewardProcess(code, timeout, max_memory) for _ in range(processes)]
         self._idle: asyncio.LifoQueue[RewardProcess] = asyncio.LifoQueue()
         for process in self._processes:
             self._idle.put_nowait(process)
+        self._waited = 0.0
+
+    def totals(self) -> dict[str, float]:
+        """What all calls so far took in all: wait_seconds, until a process was free."""
+        return {"wait_seconds": self._waited}
 
     async def start(self) -> None:
         """Starts one process ahead, so that an unusable file shows at once."""
@@ -168,14 +205,17 @@ class RewardPool:
         labels: Sequence[Any],
         *,
         responses: Sequence[str] | None = None,
+        columns: Mapping[str, Sequence[Any]] | None = None,
     ) -> RewardResult:
+        began = time.monotonic()
         process = await self._idle.get()
+        self._waited += time.monotonic() - began
         try:
             try:
-                return await process.call(queries, prompts, labels, responses)
+                return await process.call(queries, prompts, labels, responses, columns)
             except RewardProcessDiedError as error:
                 logger.warning("%s: calling it once more in a new process", error)
-                return await process.call(queries, prompts, labels, responses)
+                return await process.call(queries, prompts, labels, responses, columns)
         finally:
             self._idle.put_nowait(process)
 

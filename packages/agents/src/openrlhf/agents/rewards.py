@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from openrlhf.agents.engine import Tokenizer
@@ -36,7 +37,8 @@ class RewardSource(Protocol):
     """Scores the finished samples of one prompt group.
 
     queries: full texts (prompt and response, special tokens kept). prompts: the prompts. labels: ground truths.
-    responses: the response parts alone, for sources that can use them.
+    responses: the response parts alone, for sources that can use them. columns: the prompt's further data by name, one
+    value per query; given where there are any.
     Raises for a failure of the whole call; then every sample of the group fails.
     """
 
@@ -47,6 +49,7 @@ class RewardSource(Protocol):
         labels: Sequence[Any],
         *,
         responses: Sequence[str] | None = None,
+        columns: Mapping[str, Sequence[Any]] | None = None,
     ) -> RewardResult: ...
 
 
@@ -63,7 +66,8 @@ class RewardTimeoutError(RewardError):
 
 
 class RewardProcessDiedError(RewardError):
-    """The process around the reward function ended during the call: killed from outside, or by the function itself."""
+    """The process around the reward function ended during the call: killed from outside or for the memory that it
+    took, or by the function itself."""
 
 
 def reward_label(label: Any) -> Any:
@@ -137,9 +141,15 @@ def _fill(row: dict[str, float], given: Mapping[Any, Any]) -> None:
 
 
 async def apply_rewards(
-    source: RewardSource, trajectories: Sequence[Trajectory], tokenizer: Tokenizer
+    source: RewardSource,
+    trajectories: Sequence[Trajectory],
+    tokenizer: Tokenizer,
+    columns: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Trajectory]:
-    """The trajectories with rewards: one call for all that did not fail. A failing call fails them, and no others."""
+    """The trajectories with rewards: one call for all that did not fail. A failing call fails them, and no others.
+
+    columns: of their prompt (`PromptItem.columns`).
+    """
     finished = [t for t in trajectories if not t.failed]
     if not finished:
         return list(trajectories)
@@ -151,8 +161,11 @@ async def apply_rewards(
             for t, r in zip(finished, responses, strict=True)
         ]
         prompts, labels = [t.prompt for t in finished], [reward_label(t.label) for t in finished]
+        given: dict[str, Any] = {"responses": responses}
+        if columns:  # a source without a place for them goes on working where there are none
+            given["columns"] = {name: [value] * len(finished) for name, value in columns.items()}
         with span("reward", samples=len(finished)):
-            result = await source.score(texts, prompts, labels, responses=responses)
+            result = await source.score(texts, prompts, labels, **given)
         scored = _merge(finished, result)
     except Exception as error:
         scored = [_failed(t, _reward_failure(error)) for t in finished]

@@ -50,6 +50,12 @@ def by_position(execute: Callable[..., Any]) -> bool:
 
 
 @functools.cache
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has an argument of this name."""
+    return name in inspect.signature(function).parameters
+
+
+@functools.cache
 def takes_images(execute: Callable[..., Any]) -> bool:
     """Whether `execute` has a place for images."""
     parameters = inspect.signature(execute).parameters.values()

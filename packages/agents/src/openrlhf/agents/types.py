@@ -39,11 +39,17 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One generation call: token_ids[start:end] of the trajectory were sampled by the policy."""
+    """One generation call: token_ids[start:end] of the trajectory were sampled by the policy.
+
+    reward: the part of the trajectory's reward that this turn earned; None: the agent rewards no single turns.
+    temperature: that it was sampled at, where the agent's client chose another than the run's.
+    """
 
     start: int
     end: int
     finish_reason: str  # the engine's: stop, length, abort
+    reward: float | None = None
+    temperature: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +109,11 @@ class Trajectory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptItem:
-    """One prompt to be rolled out `n` times. `position` is its place in the (shuffled) dataset of this episode."""
+    """One prompt to be rolled out `n` times. `position` is its place in the (shuffled) dataset of this episode.
+
+    columns: what else of the prompt's row travels to agents and rewards, by name; JSON values. environment: the name of
+    its agent, in a run with several.
+    """
 
     group_id: str
     prompt: str
@@ -112,3 +122,5 @@ class PromptItem:
     datasource: str = "default"
     position: int = 0
     episode: int = 0
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    environment: str = ""

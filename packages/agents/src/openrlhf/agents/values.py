@@ -1,5 +1,5 @@
-"""Reads numbers that authors return: floats, ints, booleans, numpy or tensors of any type, without importing any of
-those libraries (they all have `.tolist()` or `.item()`)."""
+"""Numbers that authors return, and what is estimated from them: floats, ints, booleans, numpy or tensors of any type,
+without importing any of those libraries (they all have `.tolist()` or `.item()`)."""
 
 from __future__ import annotations
 
@@ -39,6 +39,31 @@ def to_finite(value: Any, who: str, name: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f'{who} returned a non-finite "{name}": {number!r}')
     return number
+
+
+def turn_rewards(value: Any, count: int, who: str) -> list[float]:
+    """`count` finite numbers, one per turn, out of "turn_rewards" in what `who` returned. Raises ValueError."""
+    plain = to_plain(value)
+    if isinstance(plain, list | tuple) and len(plain) != count:
+        raise ValueError(f'{who} returned {len(plain)} "turn_rewards" for {count} turns: {plain!r}')
+    found = to_floats(plain, count, f'{who} "turn_rewards"')
+    if any(reward is None or not math.isfinite(reward) for reward in found):
+        raise ValueError(f'{who} returned "turn_rewards" that are no finite numbers: {found!r}')
+    return [float(reward or 0.0) for reward in found]
+
+
+def whole_reward(reward: float | None, turns: Sequence[float], who: str) -> float:
+    """The episode's reward where its turns have rewards of their own: their sum, which a given `reward` must be too.
+
+    Raises ValueError for another one.
+    """
+    total = math.fsum(turns)
+    if reward is not None and not math.isclose(reward, total, rel_tol=1e-6, abs_tol=1e-6):
+        raise ValueError(
+            f"{who} returned the reward {reward!r} beside turn rewards that add up to {total!r}: what a turn earned is "
+            "part of the reward, so leave the reward out, or give the rest of it to the turn that earned it"
+        )
+    return total if reward is None else reward
 
 
 def to_floats(value: Any, count: int, name: str) -> list[float | None]:
@@ -81,3 +106,13 @@ def as_number(value: Any) -> float | None:
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+def unbiased_pass_at_k(correct: int, total: int, k: int) -> float:
+    """Probability that at least one of k samples drawn without replacement from `total` is correct.
+
+    1 - C(total - correct, k) / C(total, k) (Chen et al., 2021, "Evaluating Large Language Models Trained on Code").
+    """
+    if not 1 <= k <= total:
+        raise ValueError(f"pass@k needs 1 <= k <= samples, got k={k!r} of {total!r}")
+    return 1.0 - math.comb(total - correct, k) / math.comb(total, k)

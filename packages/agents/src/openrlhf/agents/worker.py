@@ -9,8 +9,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+from openrlhf.agents.chat.tools import AnswerParser
 from openrlhf.agents.context import EpisodeSettings, GroupContext, GroupExecutor
 from openrlhf.agents.engine import Engine, Tokenizer
+from openrlhf.agents.environments import EnvironmentExecutor
 from openrlhf.agents.executor import AgentExecutorBase
 from openrlhf.agents.images import ImageReader, TextOnly
 from openrlhf.agents.sampling import sample_seed
@@ -43,7 +45,9 @@ class AgentWorker:
         image_reader: ImageReader | None = None,
         on_blocked: Callable[[Blocked], None] | None = None,
         closers: Sequence[Callable[[], Awaitable[None]]] = (),
+        parser: AnswerParser | None = None,
     ) -> None:
+        self._parser = parser
         self.executor = executor
         self.engine = engine
         self.tokenizer = tokenizer
@@ -100,6 +104,7 @@ class AgentWorker:
             seeds=seeds,
             slots=self._slots,
             image_reader=self._image_reader,
+            parser=self._parser,
         )
 
     async def close(self) -> None:
@@ -110,7 +115,7 @@ class AgentWorker:
             group.cancel()
         if self._running:
             await asyncio.wait(self._running, timeout=CLOSE_SECONDS)
-        if isinstance(self.executor, AgentExecutorBase):
+        if isinstance(self.executor, AgentExecutorBase | EnvironmentExecutor):
             await self.executor.close()
         for close in self._closers:
             await close()

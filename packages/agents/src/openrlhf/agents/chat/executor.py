@@ -1,4 +1,4 @@
-"""An executor whose agent talks to the policy through the OpenAI chat API: override `run_agent`."""
+"""An executor whose agent talks to the policy through the APIs of OpenAI and Anthropic: override `run_agent`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from openrlhf.agents.executor import AgentExecutorBase
 from openrlhf.agents.failures import EpisodeFailed
 from openrlhf.agents.recorder import Outcome, ended_by
 from openrlhf.agents.sampling import as_sampling
+from openrlhf.agents.signatures import takes
 from openrlhf.agents.types import PromptItem, Trajectory
-from openrlhf.agents.values import finite_logs, to_finite
+from openrlhf.agents.values import finite_logs, to_finite, turn_rewards, whole_reward
 
 
 class OpenAIServerExecutor(AgentExecutorBase):
@@ -35,7 +36,7 @@ class OpenAIServerExecutor(AgentExecutorBase):
                 return {"reward": float(label in answer.choices[0].message.content)}
     """
 
-    model_names: Sequence[str] = ("policy",)  # names under which agents may ask for the policy
+    model_names: Sequence[str] = ("policy",)  # names under which agents may ask for the policy; none: any name
 
     _server: ChatServer | None = None
     _renderer: ChatRenderer | None = None
@@ -43,7 +44,14 @@ class OpenAIServerExecutor(AgentExecutorBase):
 
     @abstractmethod
     async def run_agent(self, prompt: str, label: Any, session_id: str) -> Any:
-        """One episode. Returns the reward, or {"reward": ..., "scores": ..., "extra_logs": {...}}."""
+        """One episode. Returns the reward, or {"reward": ..., "scores": ..., "extra_logs": {...}}.
+
+        With an argument `columns` it also gets what else the prompt's row carries, by name.
+
+        With {"turn_rewards": ...} every reply has a part of the reward, which is then their sum and may be left out:
+        one number per reply, in the order in which they were given, or {id of the completion: number}, where replies
+        that are not named get 0.
+        """
 
     @property
     def base_url(self) -> str:
@@ -62,8 +70,14 @@ class OpenAIServerExecutor(AgentExecutorBase):
         return self._server.token
 
     def environment(self, session_id: str) -> dict[str, str]:
-        """Variables for an unmodified agent in a process of its own."""
-        return {"OPENAI_BASE_URL": self.session_url(session_id), "OPENAI_API_KEY": self.api_key}
+        """Variables for an unmodified agent in a process of its own: where the policy is, for either API.
+
+        Address and key both name the session, so that a client which knows only one of them reaches it.
+        """
+        assert self._server is not None
+        url, key = self.session_url(session_id), self._server.session_key(session_id)
+        anthropic = {"ANTHROPIC_BASE_URL": url.removesuffix("/v1"), "ANTHROPIC_API_KEY": key}
+        return {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, **anthropic}
 
     async def execute(
         self,
@@ -83,7 +97,8 @@ class OpenAIServerExecutor(AgentExecutorBase):
         session = ChatSession(self._renderer, hf_tokenizer, engine, as_sampling(sampling_params), max_length)
         session_id = server.add(session)
         try:
-            result = await self.run_agent(prompt, label, session_id)
+            further = {"columns": engine.columns} if takes(type(self).run_agent, "columns") else {}
+            result = await self.run_agent(prompt, label, session_id, **further)
         finally:
             server.remove(session_id)  # from here on no call changes the session
         item = PromptItem(group_id=engine.group_id, prompt=prompt, label=label, images=tuple(images or ()))
@@ -110,17 +125,35 @@ def _trajectories(session: ChatSession, item: PromptItem, sample_index: int, res
     fields = result if isinstance(result, Mapping) else {"reward": result}
     if not session.branches:
         raise EpisodeFailed("agent", "run_agent() ended without a call to the policy")
-    reward = _finite(fields.get("reward"), "reward")
+    reward = _reward(session, fields)
     score = reward if fields.get("scores") is None else _finite(fields["scores"], "scores")
     logs = {
         **finite_logs(fields.get("extra_logs")),
         "agent/template_breaks": float(session.template_breaks),
         "agent/samples_per_rollout": float(len(session.branches)),
+        "agent/malformed_tool_calls": float(session.malformed),
     }
     turns = [turn for branch in session.branches for turn in branch.recorder.turns]  # of one episode, with one reward
     stop_reason = ended_by(session.stop_reason, turns)
     outcome = Outcome(stop_reason=stop_reason, reward=reward, score=score, failure=session.failure, extra_logs=logs)
     return [branch.recorder.finish(item, sample_index, outcome) for branch in session.branches]
+
+
+def _reward(session: ChatSession, fields: Mapping[str, Any]) -> float:
+    """The episode's reward; what its replies earned of it is noted beside their tokens."""
+    given, reward = fields.get("turn_rewards"), fields.get("reward")
+    if given is None:
+        return _finite(reward, "reward")
+    replies = [answer for answer, _, _ in session.turns]
+    if isinstance(given, Mapping):
+        wrong = [name for name in given if replies.count(name) != 1]
+        if wrong:
+            raise ValueError(f'run_agent() "turn_rewards": no completion of one choice has the id {wrong}: {replies}')
+        given = [given.get(answer, 0.0) for answer in replies]
+    rewards = turn_rewards(given, len(replies), "run_agent()")
+    for (_, branch, number), value in zip(session.turns, rewards, strict=True):
+        branch.recorder.reward_turn(value, number)
+    return whole_reward(None if reward is None else _finite(reward, "reward"), rewards, "run_agent()")
 
 
 def _finite(value: Any, name: str) -> float:

@@ -2,7 +2,7 @@
 
 A field is read by `request` (HONOURED), changes nothing of an answer (LABELS), or is refused by name with a reason
 (REFUSED) unless it has a neutral value. A field in none of the tables is refused as unknown. `ApiError` is how anything
-is refused: an error in the JSON form of the OpenAI API.
+is refused, in every wire format.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
+MAX_SEED = 2**63
+
 HONOURED = frozenset({
     "model", "messages", "session_id", "request_id",
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
     "max_tokens", "max_completion_tokens", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output",
-    "ignore_eos", "n", "stream", "stream_options", "logprobs", "response_format",
-    "tools", "tool_choice", "chat_template_kwargs", "documents", "reasoning_effort",
+    "ignore_eos", "n", "stream", "stream_options", "logprobs", "top_logprobs", "response_format",
+    "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "documents", "reasoning_effort",
     "add_generation_prompt", "continue_final_message", "skip_special_tokens",
     "return_token_ids", "return_tokens_as_token_ids", "return_prompt_text",
 })  # fmt: skip
@@ -27,9 +29,9 @@ LABELS = frozenset({  # bookkeeping of the caller and hints for caches: no answe
 })  # fmt: skip
 
 _DISTRIBUTION = "it changes the distribution that is sampled from, and the trainer would learn from another one"
-_CONSTRAINED = "answers are not constrained; describe the format in the messages and check it in the reward"
+_CONSTRAINED = "answers are constrained by 'response_format' and 'tool_choice' only"
 _TEXT = "the policy answers with text"
-_LOGPROBS = "the engine gives the log-probability of sampled tokens only ('logprobs': true)"
+_LOGPROBS = "the engine gives log-probabilities of the answer only ('logprobs' and 'top_logprobs')"
 _OLD_TOOLS = "it is the old form of 'tools' and 'tool_choice'"
 _TEMPLATE = "the policy's own chat template is used, as it will be after training"
 _PROCESSOR = "images are read as they are for training"
@@ -52,7 +54,6 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {  # name: its neutral valu
     "guided_decoding_backend": ((), _CONSTRAINED),
     "guided_whitespace_pattern": ((), _CONSTRAINED),
     "structural_tag": ((), _CONSTRAINED),
-    "parallel_tool_calls": ((True,), "answers are not constrained to one tool call; use the calls that you want"),
     "functions": (([],), _OLD_TOOLS),
     "function_call": (("none",), _OLD_TOOLS),
     "prediction": ((), "there is no speculative decoding from a client's text"),
@@ -63,7 +64,6 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {  # name: its neutral valu
     "verbosity": (("medium",), "the policy has no such setting; ask for it in the messages"),
     "store": ((False,), "answers are recorded for training only"),
     "service_tier": (("auto", "default"), _ENGINE),
-    "top_logprobs": ((0,), _LOGPROBS),
     "prompt_logprobs": ((), _LOGPROBS),
     "logprob_token_ids": (([],), _LOGPROBS),
     "best_of": ((1,), _SAMPLING),
@@ -101,7 +101,7 @@ _REPR.maxlevel = 3
 
 
 class ApiError(Exception):
-    """An answer with an HTTP status and `{"error": {message, type, param, code}}`."""
+    """A refusal with an HTTP status; how it is written is the business of the wire format."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -109,10 +109,6 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.code = code
-
-    def body(self) -> dict[str, Any]:
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -124,18 +120,16 @@ def shown(value: Any) -> str:
     return _REPR.repr(value)
 
 
-def check_fields(body: Mapping[str, Any]) -> None:
-    """Raises a 400 that names the first field that would be ignored, and why it is refused."""
-    check_names(body, HONOURED | LABELS, REFUSED)
-
-
 def check_names(
     value: Mapping[str, Any],
     honoured: frozenset[str],
     refused: Mapping[str, tuple[tuple[Any, ...], str]],
     prefix: str = "",
 ) -> None:
-    """As `check_fields`, for any object of a request. prefix: of the names in errors, such as "stream_options."."""
+    """Raises a 400 that names the first field that would be ignored, and why it is refused.
+
+    prefix: of the names in errors, such as "stream_options.".
+    """
     for name, given in value.items():
         if name in honoured or (name in refused and _is_neutral(given, refused[name][0])):
             continue
@@ -152,3 +146,48 @@ def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
     return value is None or any(
         value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral
     )
+
+
+def boolean(body: Mapping[str, Any], name: str, where: str = "") -> bool:
+    """The value of a switch; null is off. where: its name in errors."""
+    value, where = body.get(name), where or name
+    if value is not None and not isinstance(value, bool):
+        raise bad_request(f"{where!r} must be true or false, got {shown(value)}", where)
+    return bool(value)
+
+
+def number(body: Mapping[str, Any], name: str, low: float, high: float) -> float | None:
+    """A number within these bounds, None where it is not given."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise bad_request(f"{name!r} must be a number from {low:g} to {high:g}, got {shown(value)}", name)
+    return float(value)
+
+
+def integer(body: Mapping[str, Any], name: str, low: int, high: int | None) -> int | None:
+    """An integer within these bounds, None where it is not given."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():  # 1e9 in JSON
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        limits = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise bad_request(f"{name!r} must be an integer {limits}, got {shown(value)}", name)
+    return value
+
+
+def text(value: Any, where: str) -> str:
+    """The value, which must be a string."""
+    if not isinstance(value, str):
+        raise bad_request(f"{where} must be a string, got {shown(value)}", where)
+    return value
+
+
+def an_object(body: Any) -> Mapping[str, Any]:
+    """The body of a request, which must be a JSON object."""
+    if not isinstance(body, Mapping):
+        raise bad_request(f"the request must be a JSON object, got {type(body).__name__}")
+    return body

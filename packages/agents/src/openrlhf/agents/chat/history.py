@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from openrlhf.agents.chat.messages import Conversation, Key
+from openrlhf.agents.chat.messages import Conversation, Key, same_message
+from openrlhf.agents.chat.template import REASONING_KEYS
 from openrlhf.agents.recorder import Recorder
 
 
@@ -54,7 +55,9 @@ def find_by_keys(branches: Sequence[Branch], keys: Sequence[Key], images: Sequen
     best: Base | None = None
     for branch, reply in _with_images(branches, images):
         longer = (best is None or reply.keys > best[1].keys) and reply.keys < len(keys)
-        if longer and keys[reply.keys - 1] == reply.key and branch.keys[: reply.keys] == list(keys[: reply.keys]):
+        if not longer or not same_message(reply.key, keys[reply.keys - 1]):
+            continue
+        if all(map(same_message, branch.keys[: reply.keys], keys)):
             best = (branch, reply)
     return best
 
@@ -72,8 +75,15 @@ def as_sampled(base: Base, keys: Sequence[Key], conversation: Conversation) -> l
     branch, last = base
     messages = [dict(message) for message in conversation.messages]
     for reply in branch.replies:
-        if reply.keys <= last.keys and keys[reply.keys - 1] == reply.key:
+        if reply.keys <= last.keys and same_message(reply.key, keys[reply.keys - 1]):
             message = messages[reply.keys - 2]  # keys also count the tools
-            message.pop("tool_calls", None)
+            for apart in ("tool_calls", *REASONING_KEYS):
+                message.pop(apart, None)
             message["content"] = reply.raw
     return messages
+
+
+def recorded_keys(branch: Branch, keys: Sequence[Key]) -> list[Key]:
+    """The keys of a call that goes on with the branch, with the reasoning that the client has left out."""
+    known = [old if same_message(old, new) else new for old, new in zip(branch.keys, keys, strict=False)]
+    return [*known, *keys[len(known) :]]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openrlhf.agents.chat.fields import bad_request, shown
+from openrlhf.agents.chat.fields import bad_request, shown, text
 from openrlhf.agents.json_text import parse_json
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -21,12 +21,16 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """Messages as templates take them, their keys, and all images in order with their places in the request."""
+    """Messages as templates take them, their keys, and all images in order with their places in the request.
+
+    places: what the request calls each message, where that is not `messages[0]` and so on.
+    """
 
     messages: Sequence[dict[str, Any]]
     keys: Sequence[Key]
     images: Sequence[Any]
     image_places: Sequence[str] = ()
+    places: Sequence[str] = ()
 
 
 def read_messages(value: Any) -> Conversation:
@@ -50,9 +54,9 @@ def _read_message(value: Any, where: str, images: dict[str, Any]) -> dict[str, A
     message["role"] = _read_role(value.get("role"), f"{where}.role")
     for name in ("tool_call_id", "name"):
         if value.get(name) is not None:
-            message[name] = _text(value[name], f"{where}.{name}")
+            message[name] = text(value[name], f"{where}.{name}")
     if value.get("reasoning") is not None:  # the newer name of the same field
-        message.setdefault("reasoning_content", _text(value["reasoning"], f"{where}.reasoning"))
+        message.setdefault("reasoning_content", text(value["reasoning"], f"{where}.reasoning"))
     calls = value.get("tool_calls")
     if calls:
         message["tool_calls"] = _read_calls(calls, message["role"], where)
@@ -71,12 +75,6 @@ def _read_role(role: Any, where: str) -> str:
         known = ", ".join(repr(r) for r in (*ROLES, *RENAMED))
         raise bad_request(f"{where} must be one of {known}, got {shown(role)}{hint if plain else ''}", where)
     return role
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise bad_request(f"{where} must be a string, got {shown(value)}", where)
-    return value
 
 
 def _read_content(content: Any, where: str, images: dict[str, Any]) -> Any:
@@ -127,7 +125,7 @@ def _read_call(call: Any, where: str) -> dict[str, Any]:
     arguments = read_arguments(function.get("arguments"), where)
     result: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     if call.get("id") is not None:
-        result["id"] = _text(call["id"], f"{where}.id")
+        result["id"] = text(call["id"], f"{where}.id")
     return result
 
 
@@ -146,11 +144,21 @@ def read_arguments(value: Any, where: str) -> dict[str, Any]:
 
 
 def message_key(message: Mapping[str, Any]) -> Key:
-    """Equal for messages that say the same. Names, ids of tool calls and blanks around the text don't count."""
+    """Equal for messages that say the same. Names, ids of tool calls and blanks around the text don't count.
+
+    Its last entry is the reasoning, which a client may leave out of what it sends back: see `same_message`.
+    """
     content = message.get("content") or ""
-    text = content.strip() if isinstance(content, str) else json.dumps(content, sort_keys=True)
+    said = content.strip() if isinstance(content, str) else json.dumps(content, sort_keys=True)
+    reasoning = message.get("reasoning_content") or ""
     calls = tuple(
         (call["function"]["name"], json.dumps(call["function"]["arguments"], sort_keys=True))
         for call in message.get("tool_calls") or ()
     )
-    return (message["role"], text, calls)
+    reasoning = reasoning.strip() if isinstance(reasoning, str) else json.dumps(reasoning, sort_keys=True)
+    return (message["role"], said, calls, reasoning)
+
+
+def same_message(recorded: Key, given: Key) -> bool:
+    """Whether a message that a client sends is the recorded one, maybe without its reasoning."""
+    return recorded == given or (recorded[:-1] == given[:-1] and given[-1] == "")

@@ -48,3 +48,11 @@ def split_reasoning(text: str, closing: str | None = None) -> list[tuple[bool, s
                 start, closing = tag.start(), expected
     parts.append((closing is not None, text[start:]))
     return [part for part in parts if part[1]]
+
+
+def untagged(part: str) -> str:
+    """A part of reasoning without its tags and the blanks beside them."""
+    part = part.strip()
+    for opening, closing in PAIRS.items():
+        part = part.removeprefix(opening).removesuffix(closing)
+    return part.strip()

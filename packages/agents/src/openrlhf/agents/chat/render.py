@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from openrlhf.agents.chat.fields import bad_request
-from openrlhf.agents.chat.template import PROBE, PROBE_NAME, PROBE_TOOL, ChatTemplate, PromptError
+from openrlhf.agents.chat.template import PROBE, PROBE_NAME, PROBE_TOOL, REASONING_KEYS, ChatTemplate, PromptError
 
 MARK = "xOpenEnd7f3ax"  # stands behind a message that is to be continued, while it is rendered
 # Parameters of `apply_chat_template`: no variables of a template.
@@ -57,16 +57,22 @@ class ChatRenderer:
             raise bad_request(f"the chat template gave no text but {type(text).__name__}", "chat_template_kwargs")
         return text if ending is not Ending.CONTINUED else _open_end(text)
 
-    def check(self, messages: Sequence[Mapping[str, Any]], tools: Any, options: Mapping[str, Any]) -> None:
-        """Raises a 400 that names what the template would leave out: a role, reasoning, tools, documents, an option."""
+    def check(
+        self, messages: Sequence[Mapping[str, Any]], tools: Any, options: Mapping[str, Any], places: Sequence[str] = ()
+    ) -> None:
+        """Raises a 400 that names what the template would leave out: a role, reasoning, tools, documents, an option.
+
+        places: what the request calls the messages, `messages[0]` and so on where it is not given.
+        """
         for i, message in enumerate(messages):
+            place = places[i] if places else f"messages[{i}]"
             if self.template.drops(message["role"]):
                 raise bad_request(
-                    f"messages[{i}]: the policy's chat template does not write messages of role {message['role']!r}",
-                    f"messages[{i}].role",
+                    f"{place}: the policy's chat template does not write messages of role {message['role']!r}",
+                    f"{place}.role",
                 )
-            if message.get("reasoning_content") and not self._knows("reasoning_content"):
-                where = f"messages[{i}].reasoning_content"
+            if message.get("reasoning_content") and not self.knows_reasoning:
+                where = f"{place}.reasoning_content"
                 raise bad_request(f"{where}: the policy's chat template does not write it; put it into content", where)
         if tools and not self._writes_tools:
             raise bad_request(
@@ -75,7 +81,7 @@ class ChatRenderer:
                 "tools",
             )
         for name in options:
-            known = self._writes_documents if name == "documents" else self._knows(name)
+            known = self._writes_documents if name == "documents" else self.knows(name)
             if not known:
                 param = name if name in ("documents", "reasoning_effort") else f"chat_template_kwargs.{name}"
                 raise bad_request(f"the policy's chat template has no use for {name!r}: it would be ignored", param)
@@ -95,7 +101,12 @@ class ChatRenderer:
     def _writes_documents(self) -> bool:
         return self._writes(PROBE, None, {"documents": [{"title": PROBE, "text": PROBE}]})
 
-    def _knows(self, variable: str) -> bool:
+    @functools.cached_property
+    def knows_reasoning(self) -> bool:
+        """Whether the template mentions the reasoning of a message under any name."""
+        return any(self.knows(key) for key in REASONING_KEYS)
+
+    def knows(self, variable: str) -> bool:
         """Whether the template mentions the variable."""
         template = self.tokenizer.chat_template
         text = "\n".join(map(str, template.values())) if isinstance(template, dict) else str(template)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import itertools
 import logging
 import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from openrlhf.agents.chat import wires
+from openrlhf.agents.chat.answer import Answer, make_choice
+from openrlhf.agents.chat.call import Call
 from openrlhf.agents.chat.fields import ApiError, bad_request, shown
-from openrlhf.agents.chat.request import NUMBERS, ChatRequest, read_chat_request, read_tokenize_request
-from openrlhf.agents.chat.response import Answer, make_choice
 from openrlhf.agents.chat.session import ChatSession, Plan
-from openrlhf.agents.engine import EngineError, RequestRefusedError, SamplingParams
-from openrlhf.agents.failures import warn_once
-from openrlhf.agents.json_text import parse_json
+from openrlhf.agents.chat.wires.anthropic import count_tokens
+from openrlhf.agents.chat.wires.completions_request import read_tokenize_request
+from openrlhf.agents.chat.wires.wire import Wire
+from openrlhf.agents.engine import EngineError, RequestRefusedError
+from openrlhf.agents.json_text import parse_json, well_formed
 from openrlhf.agents.sampling import sample_seed
 
 try:
@@ -38,8 +41,9 @@ HOST = "127.0.0.1"
 START_SECONDS = 10.0
 STOP_SECONDS = 5.0
 BACKLOG = 2048
+MAY_BE_CUT = re.compile(rb"\\u[dD]|\xed|\x00")
+"""What a body holds that may have halves of surrogate pairs: their escapes, their bytes, or UTF-16 and UTF-32."""
 KEEP_ALIVE_SECONDS = 30 * 86400  # a connection waits for its session, whatever the agent does between two calls
-SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _Server(uvicorn.Server):
@@ -54,8 +58,8 @@ class _Server(uvicorn.Server):
 class ChatServer:
     """Serves the sessions registered with it, on 127.0.0.1 and a free port, behind a random token.
 
-    A session is named by the path (`{url}/s/{session_id}/v1`, for clients that only know a base URL) or by
-    `session_id` in the body.
+    A session is named by the path (`{url}/s/{session_id}/v1`), by the API key (`session_key`), by the header
+    `X-Session-Id` or by `session_id` in the body. model_names: under which the policy is asked for; none: any name.
     """
 
     model_names: Sequence[str] = ("policy",)
@@ -113,52 +117,74 @@ class ChatServer:
         if session is not None:
             session.close()
 
+    def session_key(self, session_id: str) -> str:
+        """An API key that names the session, for clients that know nothing else of it."""
+        return f"{self.token}:{session_id}"
+
     def app(self) -> Starlette:
         """The ASGI application."""
+        chat, messages, responses = wires.COMPLETIONS, wires.MESSAGES, wires.RESPONSES
+        paths = [
+            ("/v1/chat/completions", "POST", self._answers(chat), chat),
+            ("/v1/messages", "POST", self._answers(messages), messages),
+            ("/v1/messages/count_tokens", "POST", self._count_tokens, messages),
+            ("/v1/responses", "POST", self._answers(responses), responses),
+            ("/v1/responses/{response_id}", "GET", self._response, responses),
+            ("/v1/models", "GET", self._models, chat),
+            ("/v1/models/{model:path}", "GET", self._one_model, chat),
+            ("/tokenize", "POST", self._tokenize, chat),
+            ("/v1/tokenize", "POST", self._tokenize, chat),
+        ]
         routes = [Route("/health", self._health)]
-        for prefix in ("", "/s/{session_id}"):
-            routes += [
-                Route(f"{prefix}/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
-                Route(f"{prefix}/v1/models", self._guarded(self._models)),
-                Route(f"{prefix}/tokenize", self._guarded(self._tokenize), methods=["POST"]),
-                Route(f"{prefix}/v1/tokenize", self._guarded(self._tokenize), methods=["POST"]),
-            ]
+        for path, method, handler, wire in paths:
+            for prefix in ("", "/s/{session_id}"):
+                routes.append(Route(f"{prefix}{path}", self._guarded(handler, wire), methods=[method]))
         handlers = {404: _not_found, 405: _not_found}
         return Starlette(routes=routes, exception_handlers=handlers)
 
-    def _guarded(self, handler: Any) -> Any:
+    def _guarded(self, handler: Any, wire: Wire) -> Any:
         """Checks the token and turns every failure into the API's JSON."""
 
         async def guarded(request: Request) -> Response:
             try:
                 self._authorise(request)
                 return await handler(request)
-            except ApiError as error:
-                return JSONResponse(error.body(), status_code=error.status)
-            except RequestRefusedError as error:  # no 5xx: clients would send it again
-                refused = bad_request(f"the engine refused the request: {error}", code="request_refused")
-                return JSONResponse(refused.body(), status_code=refused.status)
-            except EngineError as error:
-                return JSONResponse(ApiError(503, f"the engine failed: {error}").body(), status_code=503)
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as error:
-                logger.exception("chat server: %s", request.url.path)
-                return JSONResponse(ApiError(500, f"{type(error).__name__}: {error}").body(), status_code=500)
+                refusal = _refusal(error, request.url.path)
+                return JSONResponse(wire.error(refusal), status_code=refusal.status)
 
         return guarded
 
     def _authorise(self, request: Request) -> None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not secrets.compare_digest(given.encode(), self.token.encode()):
+        given = given if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        key, _, session_id = given.partition(":")
+        if not secrets.compare_digest(key.encode(), self.token.encode()):
             raise ApiError(401, "wrong or missing API key: use the api_key of this run", code="invalid_api_key")
+        request.state.key_session = session_id or None
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
     async def _models(self, request: Request) -> Response:
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": "openrlhf"} for name in self.model_names]
-        return JSONResponse({"object": "list", "data": data})
+        names = self.model_names or ("policy",)
+        if "anthropic-version" in request.headers:
+            models = [_model(name, anthropic=True) for name in names]
+            return JSONResponse({"data": models, "has_more": False, "first_id": names[0], "last_id": names[-1]})
+        return JSONResponse({"object": "list", "data": [_model(name, anthropic=False) for name in names]})
+
+    async def _one_model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        self._check_model(name)
+        return JSONResponse(_model(name, anthropic="anthropic-version" in request.headers))
+
+    def _check_model(self, name: str) -> None:
+        if self.model_names and name not in self.model_names:
+            known = ", ".join(self.model_names)
+            message = f"the model {shown(name)} does not exist; served: {known}"
+            raise ApiError(404, message, code="model_not_found")
 
     async def _tokenize(self, request: Request) -> Response:
         body = await _json(request)
@@ -170,61 +196,86 @@ class ChatServer:
             answer["token_strs"] = [session.tokenizer.decode([i], skip_special_tokens=False) for i in ids]
         return JSONResponse(answer)
 
-    async def _chat(self, request: Request) -> Response:
+    async def _count_tokens(self, request: Request) -> Response:
         body = await _json(request)
-        session = self._session(request, body)
-        chat = read_chat_request(body, session.sampling, session.vocabulary)
-        if chat.model not in self.model_names:
-            known = ", ".join(self.model_names)
-            raise ApiError(
-                404, f"the model {shown(chat.model)} does not exist; served: {known}", code="model_not_found"
-            )
-        _warn_of_sampling(session.sampling, chat.sampling)
-        plan = session.plan(chat.conversation, chat.tools, chat.options, chat.ending)
-        generations = await _while_connected(request, session, _generate_all(session, plan, chat))
-        choices = [make_choice(session, plan, chat, generation) for generation in generations]
-        answer = Answer(session=session, plan=plan, request=chat, choices=choices)
-        if chat.display.stream:
-            return StreamingResponse(_events(answer), media_type="text/event-stream")
-        if not answer.commit():
-            raise session_ended()
-        return JSONResponse(answer.body())
+        return JSONResponse(await count_tokens(body, self._session(request, body)))
+
+    async def _response(self, request: Request) -> Response:
+        name = request.path_params["response_id"]
+        stored = self._session(request, None).stored.get(name)
+        if stored is None:
+            raise ApiError(404, f"response {shown(name)} not found", code="response_not_found")
+        return JSONResponse(stored["response"])
+
+    def _answers(self, wire: Wire) -> Any:
+        async def answers(request: Request) -> Response:
+            body = await _json(request)
+            session = self._session(request, body)
+            call = wire.read(body, session)
+            self._check_model(call.model)
+            plan = session.plan(call.conversation, call.tools, call.options, call.ending)
+            call = replace(call, sampling=session.constrained(call, plan))
+            generations = await _while_connected(request, session, _generate_all(session, plan, call))
+            choices = [make_choice(session, plan, call, generation) for generation in generations]
+            answer = Answer(session=session, plan=plan, call=call, choices=choices)
+            if call.display.stream:
+                return StreamingResponse(_events(wire, answer), media_type="text/event-stream")
+            response = JSONResponse(wire.body(answer))  # written before anything is recorded
+            if not wire.commit(answer):
+                raise session_ended()
+            return response
+
+        return answers
 
     def _session(self, request: Request, body: Any) -> ChatSession:
-        named = request.path_params.get("session_id")
+        """The session that the request names; where it does so twice, it must be the same.
+
+        Beside path or key the header may be the client's own name of its talk: one that is no session of ours is that.
+        """
+        names = [request.path_params.get("session_id"), request.state.key_session]
+        header = request.headers.get("x-session-id")
+        if header in self.sessions or not any(names):
+            names.append(header)
         given = body.get("session_id") if isinstance(body, dict) else None
-        session_id = given if named is None else named
-        if given not in (None, session_id):
-            raise bad_request(f"'session_id' {shown(given)} is not the session of the path", "session_id")
-        session = self.sessions.get(session_id) if isinstance(session_id, str) else None
+        named = [name for name in (*names, given) if name is not None]
+        if any(name != named[0] for name in named):
+            raise bad_request(f"'session_id' {shown(named[-1])} is not the session of the path or key", "session_id")
+        session = self.sessions.get(named[0]) if named and isinstance(named[0], str) else None
         if session is None:
-            message = f"unknown session {shown(session_id)}"
+            message = f"unknown session {shown(named[0] if named else None)}"
             raise ApiError(404, message, param="session_id", code="session_not_found")
         return session
+
+
+def _model(name: str, *, anthropic: bool) -> dict[str, Any]:
+    if anthropic:
+        return {"id": name, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    return {"id": name, "object": "model", "created": 0, "owned_by": "openrlhf"}
+
+
+def _refusal(error: Exception, path: str) -> ApiError:
+    """What a client is told of a failure."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestRefusedError):  # no 5xx: clients would send it again
+        return bad_request(f"the engine refused the request: {error}", code="request_refused")
+    if isinstance(error, EngineError):
+        return ApiError(503, f"the engine failed: {error}")
+    logger.error("chat server: %s", path, exc_info=error)
+    return ApiError(500, f"{type(error).__name__}: {error}")
 
 
 def session_ended() -> ApiError:
     return ApiError(404, "the session has ended: run_agent() has returned", param="session_id", code="session_ended")
 
 
-def _warn_of_sampling(template: SamplingParams, given: SamplingParams) -> None:
-    changed = [name for name in (*NUMBERS, "top_k") if getattr(given, name) != getattr(template, name)]
-    if changed:
-        warn_once(
-            logger,
-            "sampling of a client",
-            "a client samples with %s of its own, which is honoured; the trainer expects that of the run",
-            ", ".join(changed),
-        )
-
-
-async def _generate_all(session: ChatSession, plan: Plan, chat: ChatRequest) -> list[Any]:
+async def _generate_all(session: ChatSession, plan: Plan, call: Call) -> list[Any]:
     """n samples of one prompt, each with a seed of its own. When one fails the others are cancelled."""
-    seed = chat.sampling.seed
+    seed = call.sampling.seed
     tasks = []
-    for i in range(chat.n):
+    for i in range(call.n):
         own = seed if seed is None or i == 0 else sample_seed(seed, False, 0, 0, i, 0)
-        tasks.append(asyncio.ensure_future(session.generate(plan, chat.sampling.with_(seed=own))))
+        tasks.append(asyncio.ensure_future(session.generate(plan, call.sampling.with_(seed=own))))
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -256,42 +307,31 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _events(answer: Answer) -> AsyncIterator[str]:
+async def _events(wire: Wire, answer: Answer) -> AsyncIterator[str]:
     """Server-sent events. The reply is recorded when all of it was handed over, before the last events."""
-    for chunk in answer.chunks():
-        yield _event(chunk)
-    if not answer.commit():
-        yield _event(session_ended().body())
+    numbers = itertools.count()
+    for chunk in wire.chunks(answer):
+        yield wire.event(chunk, next(numbers))
+    if not wire.commit(answer):
+        yield wire.event((wire.error_event or wire.error)(session_ended()), next(numbers))
         return
-    for chunk in answer.last_chunks():
-        yield _event(chunk)
-    yield "data: [DONE]\n\n"
-
-
-def _event(chunk: dict[str, Any]) -> str:
-    return f"data: {json.dumps(chunk, allow_nan=False)}\n\n"
+    for chunk in wire.last_chunks(answer):
+        yield wire.event(chunk, next(numbers))
+    if wire.end:
+        yield wire.end
 
 
 async def _json(request: Request) -> Any:
+    content = await request.body()
     try:
-        return _well_formed(parse_json(await request.body()))
+        value = parse_json(content)
+        return well_formed(value) if MAY_BE_CUT.search(content) else value
     except ValueError as error:
         raise bad_request(f"the body is no valid JSON: {error}") from error
 
 
-def _well_formed(value: Any) -> Any:
-    """With U+FFFD in the place of halves of surrogate pairs, as every encoder of UTF-8 writes them: no tokenizer takes
-    them, and an agent that cuts its texts to a length may well cut an emoji in two."""
-    if isinstance(value, str):
-        return SURROGATE.sub("\ufffd", value)
-    if isinstance(value, list):
-        return [_well_formed(item) for item in value]
-    if isinstance(value, dict):
-        return {_well_formed(key): _well_formed(item) for key, item in value.items()}
-    return value
-
-
 async def _not_found(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    message = f"no such endpoint: {request.method} {request.url.path}"
-    return JSONResponse(ApiError(status, message, code="not_found").body(), status_code=status)
+    refusal = ApiError(status, f"no such endpoint: {request.method} {request.url.path}", code="not_found")
+    wire = wires.MESSAGES if "/v1/messages" in request.url.path else wires.COMPLETIONS
+    return JSONResponse(wire.error(refusal), status_code=status)

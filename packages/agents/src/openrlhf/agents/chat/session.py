@@ -10,22 +10,36 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from openrlhf.agents.chat.call import Call
+from openrlhf.agents.chat.constrain import structural_tag
 from openrlhf.agents.chat.fields import ApiError, bad_request
-from openrlhf.agents.chat.history import Base, Branch, Reply, as_sampled, find_by_keys, find_by_text
+from openrlhf.agents.chat.history import Base, Branch, Reply, as_sampled, find_by_keys, find_by_text, recorded_keys
 from openrlhf.agents.chat.messages import Conversation, Key
 from openrlhf.agents.chat.reasoning import opened
 from openrlhf.agents.chat.render import ChatRenderer, Ending
+from openrlhf.agents.chat.tools import AnswerParser, LightParser
 from openrlhf.agents.context import SampleEngine
 from openrlhf.agents.engine import Generation, SamplingParams, Tokenizer
+from openrlhf.agents.failures import warn_once
 from openrlhf.agents.images import TextOnly
 from openrlhf.agents.recorder import Recorder, check_generation
 from openrlhf.agents.types import Failure, StopReason
 
+logger = logging.getLogger(__name__)
+
+OF_THE_RUN = frozenset({
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
+    "max_tokens",
+})  # fmt: skip
+"""Sampling of a client that the run decides about, unless `agent.client_sampling` is honour."""
+NOT_FOLLOWED = ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+"""Of these what the trainer computes log-probs with is always the run's."""
 DECODE_CONTEXT = 4  # tokens of the prompt that are decoded together with a reply
 LOWEST_LOGPROB = -9999.0  # what a JSON answer shows for a log-prob that is not finite
 
@@ -35,6 +49,7 @@ class Plan:
     """One call before its generation. base: the branch and reply it goes on from, None for a fresh start.
 
     prefill: the text of the last message where the reply continues it. turn: which call to the engine it became.
+    temperature: the client's, where it samples at another than the run's.
     invalid: generations with a log-prob that no sample may have, and what is wrong.
     """
 
@@ -48,6 +63,7 @@ class Plan:
     prefill: str | None = None
     role: str = "assistant"
     turn: int = 0
+    temperature: float | None = None
     invalid: list[tuple[Generation, str]] = field(default_factory=list)
 
     @property
@@ -73,12 +89,19 @@ class ChatSession:
         self.sampling = sampling
         self.max_length = max_length
         self.branches: list[Branch] = []
+        self.turns: list[tuple[str, Branch, int]] = []
+        """Of every reply in order: the id of its answer, its branch, and which turn of the branch it is."""
         self.template_breaks = 0
         self.calls = 0
         self.tool_calls = 0
         self.stop_reason = StopReason.DONE
         self.failure: Failure | None = None
         self.closed = asyncio.Event()
+        self.parser: AnswerParser = engine.parser or LightParser()
+        self.separate = bool(engine.settings.agent.reasoning_parser)
+        self.malformed = 0
+        self.stored: dict[str, Any] = {}
+        """Answers that a client may go on from by their id (Responses)."""
         self._read: dict[Any, Any] = {}
 
     @property
@@ -90,6 +113,41 @@ class ChatSession:
         """Ends the session: what is under way is told so, and nothing more is recorded."""
         self.closed.set()
 
+    def own_sampling(self, given: Mapping[str, Any]) -> SamplingParams:
+        """The session's sampling with what a client asks for, as far as `agent.client_sampling` lets it decide.
+
+        What it does not decide is logged once. A temperature of 0 has no log-probs to train on: the run's is used.
+        """
+        decided = frozenset() if self.engine.settings.agent.client_sampling == "honour" else OF_THE_RUN
+        own = {name: value for name, value in given.items() if name not in decided}
+        if own.get("temperature") == 0:
+            del own["temperature"]
+        other = [name for name in given if name not in own and given[name] != getattr(self.sampling, name)]
+        if other:
+            warn_once(
+                logger,
+                "sampling of a client",
+                "a client asks for %s of its own: the run's sampling is used (see `agent.client_sampling`)",
+                ", ".join(f"{name} {given[name]}" for name in other),
+            )
+        unlike = [name for name in NOT_FOLLOWED if name in own and own[name] != getattr(self.sampling, name)]
+        if unlike:
+            warn_once(
+                logger,
+                "truncation of a client",
+                "a client samples with %s of its own: the trainer's log-probs follow its temperature, but not these",
+                ", ".join(unlike),
+            )
+        return self.sampling.with_(**own)
+
+    def constrained(self, call: Call, plan: Plan) -> SamplingParams:
+        """The sampling of a call with what its answer must keep. Raises a 400 where the engine cannot do that."""
+        if call.sampling.temperature != self.sampling.temperature:
+            plan.temperature = call.sampling.temperature
+        template = str(self.renderer.tokenizer.chat_template)
+        guided = self.engine.settings.guided
+        return call.sampling.with_(structure=structural_tag(call, self.parser, plan.closing, template, guided))
+
     def plan(
         self,
         conversation: Conversation,
@@ -99,8 +157,20 @@ class ChatSession:
     ) -> Plan:
         """The prompt tokens of a call. Raises a 400 where template, model, turn limit or context refuse it."""
         self._check_turns()
+        plan = self.draft(conversation, tools, options, ending)
+        self._check_length(len(plan.prompt_ids))
+        return plan
+
+    def draft(
+        self,
+        conversation: Conversation,
+        tools: Sequence[Any] | None,
+        options: Mapping[str, Any],
+        ending: Ending = Ending.ANSWER,
+    ) -> Plan:
+        """As `plan`, for a look at the prompt alone: neither its length nor the turns that are left count."""
         self._check_images(conversation)
-        self.renderer.check(conversation.messages, tools, options)
+        self.renderer.check(conversation.messages, tools, options, conversation.places)
         keys: list[Key] = [("tools", json.dumps([tools, options], sort_keys=True, default=str)), *conversation.keys]
         base, text, broken = self._find(conversation, keys, tools, options, ending)
         known = "" if base is None else base[0].text[: base[1].text]
@@ -110,15 +180,14 @@ class ChatSession:
             prompt_ids=old_ids + new_ids,
             new_ids=new_ids,
             text=text,
-            keys=keys,
+            keys=keys if base is None else recorded_keys(base[0], keys),
             images=list(conversation.images),
             base=base,
             broken=broken,
         )
         if ending is Ending.CONTINUED:
-            plan.keys = keys[:-1]
+            plan.keys = plan.keys[:-1]
             plan.prefill, plan.role = _text_of(conversation.messages[-1]), conversation.messages[-1]["role"]
-        self._check_length(len(plan.prompt_ids))
         return plan
 
     def _find(
@@ -174,8 +243,8 @@ class ChatSession:
 
     async def generate(self, plan: Plan, sampling: SamplingParams) -> Generation:
         """Samples one reply; max_tokens is what the request, the trainer and the context all allow."""
-        images = await self._images(plan)
-        length = self.engine.length(plan.prompt_ids, images)
+        images = await self.images(plan)
+        length = self.prompt_tokens(plan)
         self._check_length(length)
         limits = (sampling.max_tokens, self.sampling.max_tokens, self.engine.settings.max_new_tokens)
         tokens = min(cap for cap in (*limits, self.max_length - length) if cap is not None)
@@ -195,7 +264,11 @@ class ChatSession:
             raise ApiError(503, "the engine aborted the request")
         return self._finite(plan, generation)
 
-    async def _images(self, plan: Plan) -> list[Any]:
+    def prompt_tokens(self, plan: Plan) -> int:
+        """Tokens of a prompt whose `images` were read, which count in full."""
+        return self.engine.length(plan.prompt_ids, [self._read[image] for image in plan.images])
+
+    async def images(self, plan: Plan) -> list[Any]:
         """The images of a call, each read once in a session, so that all of its turns see the same."""
         try:
             for image in plan.images:
@@ -226,15 +299,16 @@ class ChatSession:
             return text[len(before) :]
         return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
-    def commit(self, plan: Plan, generation: Generation, key: Key, raw: str) -> bool:
+    def commit(self, plan: Plan, generation: Generation, key: Key, raw: str, answer: str = "") -> bool:
         """Records a reply; False where the session has ended. key: of the message that the client gets, joined to the
-        one that it continues. raw: the text of that message without the end token."""
+        one that it continues. raw: the text of that message without the end token. answer: the id that it has."""
         if self.closed.is_set():
             return False
         self.template_breaks += plan.broken
         plan.broken = False
         branch = self._branch_for(plan)
-        branch.recorder.append_sampled(generation)
+        branch.recorder.append_sampled(generation, plan.temperature)
+        self.turns.append((answer, branch, len(branch.recorder.turns) - 1))
         branch.recorder.images = [self._read.get(image, image) for image in plan.images]
         branch.images = plan.images
         branch.text = plan.text + self.decode(plan, generation.token_ids)

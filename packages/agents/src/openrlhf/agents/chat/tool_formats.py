@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from openrlhf.agents.json_text import parse_json, parse_json_prefix
+from openrlhf.agents.json_text import parse_json, parse_json_prefix, well_formed
 
 Span = tuple[int, int, str]  # from where to where a call stands with its marks, and what is between them
 
@@ -92,15 +92,16 @@ def _from_object(value: Any, offered: Offered) -> ToolCall | None:
     """`{"name": ..., "arguments": {...}}`; "parameters" is another name of the arguments, which may be JSON text."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    return _checked(value["name"], value.get("arguments", value.get("parameters")), offered)
+    return checked_call(value["name"], value.get("arguments", value.get("parameters")), offered)
 
 
-def _checked(name: str, arguments: Any, offered: Offered, call_id: str = "") -> ToolCall | None:
+def checked_call(name: str, arguments: Any, offered: Offered, call_id: str = "") -> ToolCall | None:
+    """The call, None where no such tool is offered or it does not take these arguments (an object, or JSON of one)."""
     if isinstance(arguments, str):
         arguments = _json(arguments)
     if name not in offered or not isinstance(arguments, dict) or not offered[name].accepts(arguments):
         return None
-    return ToolCall(name=name, arguments=arguments, id=call_id)
+    return ToolCall(name=name, arguments=well_formed(arguments), id=call_id)
 
 
 def hermes(text: str, offered: Offered) -> Found:
@@ -127,7 +128,7 @@ def qwen3_coder(text: str, offered: Offered) -> Found:
             value = body[begin + 1 : end].removeprefix("\n").removesuffix("\n")
             arguments[key] = _typed(value, offered[name].properties.get(key))
             position = body.find("<parameter=", end)
-        return _checked(name, arguments, offered) if sep else None
+        return checked_call(name, arguments, offered) if sep else None
 
     rest, calls = _collect(text, _spans(text, "<function=", "</function>", nested=False), read)
     if calls:  # the outer tags are often incomplete
@@ -150,7 +151,7 @@ def glm(text: str, offered: Offered) -> Found:
                 return None
             value = value.removeprefix("<arg_value>").removesuffix("</arg_value>")
             arguments[key.strip()] = _typed(value, offered[name].properties.get(key.strip()))
-        return _checked(name, arguments, offered)
+        return checked_call(name, arguments, offered)
 
     return _collect(text, _spans(text, "<tool_call>", "</tool_call>"), read)
 
@@ -161,7 +162,7 @@ def kimi_k2(text: str, offered: Offered) -> Found:
     def read(body: str) -> ToolCall | None:
         call_id, _, arguments = body.partition("<|tool_call_argument_begin|>")
         name = call_id.strip().removeprefix("functions.").partition(":")[0]
-        return _checked(name, arguments, offered, call_id.strip())
+        return checked_call(name, arguments, offered, call_id.strip())
 
     found = _collect(text, _spans(text, "<|tool_call_begin|>", "<|tool_call_end|>"), read)
     return _without(found, "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
@@ -174,7 +175,7 @@ def deepseek_v3(text: str, offered: Offered) -> Found:
         kind, _, rest = body.partition("<｜tool▁sep｜>")
         name, _, arguments = rest.partition("```json")
         arguments, fence, _ = arguments.rpartition("```")
-        return _checked(name.strip(), arguments, offered) if kind.strip() == "function" and fence else None
+        return checked_call(name.strip(), arguments, offered) if kind.strip() == "function" and fence else None
 
     return _deepseek(text, read)
 
@@ -184,7 +185,7 @@ def deepseek_v31(text: str, offered: Offered) -> Found:
 
     def read(body: str) -> ToolCall | None:
         name, _, arguments = body.partition("<｜tool▁sep｜>")
-        return _checked(name.strip(), arguments, offered)
+        return checked_call(name.strip(), arguments, offered)
 
     return _deepseek(text, read)
 
@@ -223,7 +224,7 @@ def _mistral_named(section: str, offered: Offered) -> Found:
         arguments, end = parse_json_prefix(section, start)
     except ValueError:
         return section, []
-    call = _checked(name.strip(), arguments, offered, call_id.strip())
+    call = checked_call(name.strip(), arguments, offered, call_id.strip())
     return (section, []) if call is None else (section[end:], [call])
 
 
@@ -260,7 +261,7 @@ def _python_call(node: ast.expr, offered: Offered) -> ToolCall | None:
     if not isinstance(node, ast.Call) or node.args or any(keyword.arg is None for keyword in node.keywords):
         raise ValueError("no call with named arguments")
     arguments = {str(keyword.arg): _python_value(keyword.value) for keyword in node.keywords}
-    return _checked(ast.unparse(node.func), arguments, offered)
+    return checked_call(ast.unparse(node.func), arguments, offered)
 
 
 def _python_value(node: ast.expr) -> Any:

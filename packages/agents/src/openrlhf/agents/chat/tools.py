@@ -7,10 +7,11 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-from openrlhf.agents.chat.reasoning import split_reasoning
+from openrlhf.agents.chat.call import ToolChoice
+from openrlhf.agents.chat.reasoning import split_reasoning, untagged
 from openrlhf.agents.chat.tool_formats import FORMATS, Found, Offered, Tool, ToolCall
 from openrlhf.agents.failures import warn_once
 from openrlhf.agents.graders.patterns import schema_errors
@@ -48,21 +49,81 @@ def _keeps(schema: Mapping[str, Any], arguments: dict[str, Any]) -> bool:
         return True
 
 
-def parse_tool_calls(text: str, offered: Offered, closing: str | None = None) -> tuple[str, list[ToolCall]]:
-    """The text outside of the calls, and the calls. Only what stands behind the reasoning is parsed; what is no
-    well-formed call of an offered tool, or breaks the schema of a strict one, stays text.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parsed:
+    """What an answer says. text: outside of the calls. malformed: what looks like a call and is none, as it was written
+    (it stays in the text)."""
 
-    closing: of the reasoning in which the text begins, see `reasoning.opened`.
-    """
+    text: str
+    calls: Sequence[ToolCall] = ()
+    reasoning: str = ""
+    malformed: Sequence[str] = ()
+
+
+class AnswerParser(Protocol):
+    """Reads what a model wrote. Nothing that it does reaches the recorded tokens."""
+
+    def read(self, text: str, tools: Sequence[Any], closing: str | None, *, separate: bool) -> Parsed:
+        """tools: offered. closing: of the reasoning in which the text begins, see `reasoning.opened`.
+
+        separate: whether the reasoning is taken out of the text.
+        """
+        ...
+
+    def form(self, tools: Sequence[Any], choice: ToolChoice) -> Mapping[str, Any]:
+        """A format of xgrammar's structural tags (a dict with "type") that holds calls of these tools, and nothing
+        else."""
+        ...
+
+
+class LightParser:
+    """Reasoning in tags, calls in the formats of `tool_formats`; only what stands behind the reasoning is a call. What
+    is no well-formed call of an offered tool, or breaks the schema of a strict one, stays text."""
+
+    def read(self, text: str, tools: Sequence[Any], closing: str | None, *, separate: bool) -> Parsed:
+        return parse_answer(text, read_offered(tools), closing, separate=separate)
+
+    def form(self, tools: Sequence[Any], choice: ToolChoice) -> Mapping[str, Any]:
+        return hermes_form(tools, choice)
+
+
+def parse_answer(text: str, offered: Offered, closing: str | None = None, *, separate: bool = False) -> Parsed:
+    """As `AnswerParser.read`, with our own formats."""
+    if not offered and not separate:
+        return Parsed(text=text)
     kept: list[str] = []
+    thought: list[str] = []
     calls: list[ToolCall] = []
+    malformed: list[str] = []
     for is_reasoning, part in split_reasoning(text, closing):
-        rest, found = (part, []) if is_reasoning else _parse(part, offered)
-        if not is_reasoning:
-            _warn_of_drafts(rest, offered)
-        kept.append(rest)
-        calls += found
-    return ("".join(kept).strip(), calls) if calls else (text, [])
+        if is_reasoning:
+            (thought if separate else kept).append(untagged(part) if separate else part)
+        elif not offered:
+            kept.append(part)
+        else:
+            rest, found = _parse(part, offered)
+            malformed += drafts(rest, offered)
+            kept.append(rest)
+            calls += found
+    if not calls and not thought:
+        return Parsed(text=text, malformed=malformed)
+    reasoning = "\n".join(thought)
+    return Parsed(text="".join(kept).strip(), calls=calls, reasoning=reasoning, malformed=malformed)
+
+
+def hermes_form(tools: Sequence[Any], choice: ToolChoice) -> Mapping[str, Any]:
+    """Calls as Hermes and Qwen write them."""
+    tags = []
+    for tool in tools:
+        function = tool["function"]
+        if choice.mode != "named" or function["name"] == choice.name:
+            name = json.dumps(function["name"], ensure_ascii=False)
+            schema = function.get("parameters") or {"type": "object"}
+            content = {"type": "json_schema", "json_schema": schema}
+            begin = f'<tool_call>\n{{"name": {name}, "arguments": '
+            tags.append({"type": "tag", "begin": begin, "content": content, "end": "}\n</tool_call>"})
+    several = {"separator": "\n", "at_least_one": True, "stop_after_first": not choice.parallel}
+    return {"type": "tags_with_separator", "tags": tags, **several}
 
 
 def _parse(part: str, offered: Offered) -> Found:
@@ -73,12 +134,12 @@ def _parse(part: str, offered: Offered) -> Found:
     return part, []
 
 
-def _warn_of_drafts(text: str, offered: Offered) -> None:
+def drafts(text: str, offered: Offered) -> list[str]:
+    """What looks like a call in a text whose calls were taken out. Warns once in a run."""
     draft = DRAFT.search(text)
-    named = _bare_name(text) if draft is None else None
-    if draft is None and named is None:
-        return
-    start = draft.start() if draft else 0
+    if draft is None and _bare_name(text) is None:
+        return []
+    shown = text[draft.start() if draft else 0 :][:SHOWN]
     warn_once(
         logger,
         "tool call draft",
@@ -86,8 +147,9 @@ def _warn_of_drafts(text: str, offered: Offered) -> None:
         "offered tools (%s); it stays text, as all of its kind will: %r",
         ", ".join(FORMATS),
         ", ".join(offered),
-        text[start : start + SHOWN],
+        shown,
     )
+    return [shown]
 
 
 def _bare_name(text: str) -> str | None:

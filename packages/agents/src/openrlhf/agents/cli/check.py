@@ -6,83 +6,121 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
+import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from openrlhf.agents.agent_file import load_executor
 from openrlhf.agents.chat.analysis import analyse_template
-from openrlhf.agents.cli.models import add_model_arguments, make_engine, make_tokenizer
-from openrlhf.agents.config import AgentConfig
-from openrlhf.agents.context import EpisodeSettings, GroupContext
-from openrlhf.agents.engine import SamplingParams
-from openrlhf.agents.sampling import sample_seed
+from openrlhf.agents.cli.models import DEFAULT_ANSWERS, add_model_arguments, make_engine, make_tokenizer
+from openrlhf.agents.cli.subject import make_context, opened, read_file, read_prompts, render, run_watched
+from openrlhf.agents.cli.trials import (
+    Finding,
+    Trial,
+    cheap_rewards,
+    measure,
+    play,
+    play_adversaries,
+    replay,
+    spread,
+)
+from openrlhf.agents.files import CodeFile
 from openrlhf.agents.types import PromptItem, StopReason, Trajectory
 
 GREEN, RED, OFF = "\033[32m", "\033[31m", "\033[0m"
+SCRIPT = "the script"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """error: the contract is broken. Otherwise a hint."""
+class Checked:
+    """What came of a check. trials: the given model first, then the adversaries."""
 
-    error: bool
-    text: str
+    trials: Sequence[Trial]
+    speed: dict[str, float]
+    findings: Sequence[Finding]
 
 
 def add_check(commands: Any) -> None:
-    parser = commands.add_parser("check", help="run an agent file and name what breaks its contract")
-    parser.add_argument("file", help="the agent file")
+    parser = commands.add_parser(
+        "check",
+        help="run an environment or a reward file and name what breaks its contract",
+        description="Runs FILE (an agent or a reward file) against a scripted model, against models that misbehave, "
+        "and against the same answers twice. Exits with 1 where something is wrong.",
+    )
+    parser.add_argument("file", help="the agent file, or a file with reward_func")
     parser.add_argument("--prompt", default="Hello! ", help="the prompt (default: %(default)r)")
     parser.add_argument("--label", default="", help="the ground truth")
+    parser.add_argument("--data", help="a JSONL file: its first row gives prompt, label and columns")
+    parser.add_argument("--input-key", default="prompt")
+    parser.add_argument("--label-key", default="label")
     parser.add_argument("--episodes", type=int, default=2)
     parser.add_argument("--chat-template", action="store_true", help="render the prompt with the chat template")
+    parser.add_argument("--random", action="store_true", help="the same answers may get different rewards here")
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     add_model_arguments(parser)
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    executor = load_executor(arguments.file)
+    code = read_file(arguments.file)
     tokenizer = make_tokenizer(arguments.tokenizer)
-    prompt = arguments.prompt
-    if arguments.chat_template:
-        messages = [{"role": "user", "content": prompt}]
-        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    item = PromptItem(group_id="check", prompt=prompt, label=arguments.label)
-    context = make_cli_context(arguments, tokenizer, arguments.episodes)
-    trajectories = asyncio.run(run_and_close(executor, [item], context))[0]
+    item = _prompt(arguments, tokenizer)
+    checked = run_watched(lambda: _check(code, item, arguments, tokenizer), arguments.timeout)
     color = arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
-    findings: list[Finding] = []
-    for trajectory in trajectories:
-        print(show(trajectory, tokenizer, color))
-        findings += inspect_trajectory(trajectory, tokenizer, prompt, arguments.chat_template)
-    return report(findings, color)
+    findings = list(dict.fromkeys(checked.findings))
+    if arguments.json:
+        print(json.dumps(_as_json(checked, findings), ensure_ascii=False, indent=1))
+    else:
+        for trajectory in checked.trials[0].episodes:
+            print(show(trajectory, tokenizer, color))
+        print(summary(checked))
+        print(report(findings, color))
+    return int(any(finding.error for finding in findings))
 
 
-def make_cli_context(arguments: argparse.Namespace, tokenizer: Any, n_samples: int) -> GroupContext:
-    """A context with the limits of the command line."""
-    return GroupContext(
-        engine=make_engine(arguments, tokenizer),
-        tokenizer=tokenizer,
-        settings=EpisodeSettings(
-            n_samples=n_samples,
-            sampling=SamplingParams(temperature=arguments.temperature),
-            max_length=arguments.max_len,
-            max_new_tokens=arguments.max_new_tokens,
-            agent=AgentConfig(timeout=arguments.timeout, max_turns=arguments.max_turns),
-        ),
-        seeds=lambda sample, turn: sample_seed(0, False, 0, 0, sample, turn),
-    )
+def _prompt(arguments: argparse.Namespace, tokenizer: Any) -> PromptItem:
+    if arguments.data:
+        (item,) = read_prompts(Path(arguments.data), arguments.input_key, arguments.label_key, 1)
+    else:
+        item = PromptItem(group_id="check", prompt=arguments.prompt, label=arguments.label)
+    return render(item, tokenizer, arguments.chat_template)
 
 
-async def run_and_close(executor: Any, items: list[PromptItem], context: GroupContext) -> list[list[Trajectory]]:
-    """All groups, at the same time; then the executor's server or clients are closed."""
-    try:
-        return list(await asyncio.gather(*(executor.run_group(item, context) for item in items)))
-    finally:
-        if hasattr(executor, "close"):
-            await executor.close()
+async def _check(code: CodeFile, item: PromptItem, arguments: argparse.Namespace, tokenizer: Any) -> Checked:
+    async with opened(code, arguments.timeout) as executor:
+        context = make_context(arguments, make_engine(arguments, tokenizer), tokenizer, arguments.episodes)
+        first = await play(arguments.model or SCRIPT, executor, item, context)
+        adverse = await play_adversaries(executor, item, arguments, tokenizer)
+        findings = [f for t in first.episodes for f in inspect_trajectory(t, tokenizer, arguments.chat_template)]
+        findings += [f for trial in adverse for t in trial.episodes for f in _survived(trial, t)]
+        for trial in (first, *adverse[:-1]):
+            findings += await replay(executor, item, trial, arguments, tokenizer)
+        speed = await measure(executor, item, arguments, tokenizer, arguments.answer or DEFAULT_ANSWERS)
+    findings += cheap_rewards([first], adverse)
+    if "graders.code" in code.source:
+        findings += _programs()
+    return Checked(trials=[first, *adverse], speed=speed, findings=findings)
+
+
+def _programs() -> list[Finding]:
+    from openrlhf.agents.graders.code import isolation, missing_isolation
+
+    fix = f": {missing_isolation()}" if missing_isolation() else ""
+    return [Finding(error=False, text=f"programs that it grades are kept apart by {isolation()} here{fix}")]
+
+
+def _survived(trial: Trial, trajectory: Trajectory) -> list[Finding]:
+    """An environment may end an adversary's episode as it likes, with a reward; it may not fail."""
+    name = f"with a model that {trial.model}"
+    if trajectory.failure is not None:
+        failure = trajectory.failure
+        text = f"{name}: {failure.border}: {failure.message}\n{failure.traceback}".rstrip()
+        return [Finding(error=True, text=text)]
+    if trajectory.reward is None:
+        return [Finding(error=True, text=f"{name}: no reward came back")]
+    return []
 
 
 def show(trajectory: Trajectory, tokenizer: Any, color: bool) -> str:
@@ -103,7 +141,55 @@ def show(trajectory: Trajectory, tokenizer: Any, color: bool) -> str:
     return f"{head}\n{''.join(parts)}{logs}"
 
 
-def inspect_trajectory(trajectory: Trajectory, tokenizer: Any, prompt: str, templated: bool) -> list[Finding]:
+def summary(checked: Checked) -> str:
+    """A line per model, what would be trained on, how rewards spread, and how fast the environment is."""
+    head = ("a model that", "reward", "turns", "trained / all tokens", "ended")
+    rows = [head, *(_row(trial.model, t) for trial in checked.trials for t in trial.episodes)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    rewards = spread(checked.trials)
+    if rewards["count"] and rewards["min"] == rewards["max"]:
+        lines.append(
+            f"rewards: {rewards['min']:g} for every answer; try one that is right (--answer, --label or --data)"
+        )
+    elif rewards["count"]:
+        numbers = f"{rewards['min']:g} to {rewards['max']:g}, mean {rewards['mean']:.3g}"
+        lines.append(f"rewards: {numbers}, deviation {rewards['deviation']:.3g}, {rewards['count']} episodes")
+    episodes, turns = checked.speed["episodes_per_second"], checked.speed["turns_per_second"]
+    lines.append(f"throughput: {episodes:.0f} episodes/s, {turns:.0f} turns/s with a model that answers at once")
+    return "\n".join(lines)
+
+
+def _row(model: str, trajectory: Trajectory) -> tuple[str, ...]:
+    reward = "failed" if trajectory.failed else f"{trajectory.reward:g}" if trajectory.reward is not None else "none"
+    tokens = f"{trajectory.num_trainable} / {len(trajectory.token_ids)}"
+    return model, reward, str(len(trajectory.turns)), tokens, trajectory.stop_reason.value
+
+
+def _as_json(checked: Checked, findings: Sequence[Finding]) -> dict[str, Any]:
+    return {
+        "episodes": [
+            {
+                "model": trial.model,
+                "reward": t.reward,
+                "score": t.score,
+                "turns": len(t.turns),
+                "trained_tokens": t.num_trainable,
+                "tokens": len(t.token_ids),
+                "ended": t.stop_reason.value,
+                "failure": t.failure.message if t.failure else None,
+                "extra_logs": dict(t.extra_logs),
+            }
+            for trial in checked.trials
+            for t in trial.episodes
+        ],
+        "rewards": spread(checked.trials),
+        "throughput": checked.speed,
+        "findings": [asdict(finding) for finding in findings],
+    }
+
+
+def inspect_trajectory(trajectory: Trajectory, tokenizer: Any, templated: bool) -> list[Finding]:
     """What is wrong with one episode."""
     if trajectory.failure is not None:
         failure = trajectory.failure
@@ -119,10 +205,10 @@ def inspect_trajectory(trajectory: Trajectory, tokenizer: Any, prompt: str, temp
         findings.append(Finding(error=True, text="no reward came back"))
     if not trajectory.num_trainable:
         findings.append(Finding(error=True, text="the model wrote nothing: there is nothing to train on"))
-    return findings + _inspect_feedback(trajectory, tokenizer, prompt, templated)
+    return findings + _inspect_feedback(trajectory, tokenizer, templated)
 
 
-def _inspect_feedback(trajectory: Trajectory, tokenizer: Any, prompt: str, templated: bool) -> list[Finding]:
+def _inspect_feedback(trajectory: Trajectory, tokenizer: Any, templated: bool) -> list[Finding]:
     """Feedback that does not go with the chat template: a doubled end token, no header for the next answer."""
     findings = []
     eos = tokenizer.eos_token_id
@@ -147,16 +233,16 @@ def generation_header(tokenizer: Any) -> str:
     return full[len(without) :] if full.startswith(without) else ""
 
 
-def report(findings: list[Finding], color: bool) -> int:
-    """Prints every finding once; 1 where one is an error."""
-    unique = list(dict.fromkeys(findings))
-    for finding in unique:
+def report(findings: Sequence[Finding], color: bool) -> str:
+    """A line per finding."""
+    if not findings:
+        return "ok: nothing found"
+    lines = []
+    for finding in findings:
         mark = "error" if finding.error else "hint"
         start, end = (RED, OFF) if color and finding.error else ("", "")
-        print(f"{start}{mark}: {finding.text}{end}")
-    if not unique:
-        print("ok: nothing found")
-    return int(any(finding.error for finding in unique))
+        lines.append(f"{start}{mark}: {finding.text}{end}")
+    return "\n".join(lines)
 
 
 def add_template(commands: Any) -> None:

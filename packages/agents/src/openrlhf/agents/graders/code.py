@@ -2,8 +2,8 @@
 
 Inputs and outputs are compared here, Python tests in a process that the program cannot reach: it can end itself, fake
 comparisons or change builtins, the tests hold values of their own. Everything that it starts ends with the run. Time,
-CPU, memory, processes, files and output are limited; what else it can reach depends on the machine (`isolation`): run
-code of strangers in a container besides.
+CPU, memory, processes, files and output are limited; what else it can reach depends on the machine: `isolation()` says
+how it is kept apart here, `missing_isolation()` what to do for more.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openrlhf.agents.graders.program.blocks import extract_program
+from openrlhf.agents.graders.program.isolation import isolation as isolation
+from openrlhf.agents.graders.program.isolation import missing_isolation as missing_isolation
+from openrlhf.agents.graders.program.sandbox import OUTPUT_BYTES, run
 from openrlhf.agents.graders.program.sandbox import CodeLimits as CodeLimits
 from openrlhf.agents.graders.program.sandbox import CodeResult as CodeResult
-from openrlhf.agents.graders.program.sandbox import isolation as isolation
-from openrlhf.agents.graders.program.sandbox import run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +61,8 @@ def grade_code(
         return float(result.ok), [result]
     if not tests:
         raise ValueError("grade_code: no tests given")
-    results = [run_code(source, test.input, limits) for test in tests]
+    kept = [OUTPUT_BYTES + 2 * len(test.output.encode("utf-8", "replace")) for test in tests]
+    results = [run(source, test.input, None, limits, size) for test, size in zip(tests, kept, strict=True)]
     passed = [r.ok and _lines(r.stdout) == _lines(t.output) for r, t in zip(results, tests, strict=True)]
     return sum(passed) / len(tests), results
 

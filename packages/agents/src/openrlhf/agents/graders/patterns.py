@@ -8,7 +8,10 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from openrlhf.agents.graders.limited import Helper
 from openrlhf.agents.json_text import parse_json
+
+MATCH_SECONDS = 1.0
 
 # Keywords that the library reads beside another one (`then` with `if`), or that say nothing about what is valid.
 SILENT = {
@@ -19,9 +22,20 @@ SILENT = {
 
 
 def matches(answer: str, pattern: str, *, whole: bool = False) -> bool:
-    """The pattern is found (or, with `whole`, is the whole trimmed answer). Dots match newlines."""
-    expression = re.compile(pattern, re.DOTALL)
-    return bool(expression.fullmatch(answer.strip()) if whole else expression.search(answer))
+    """The pattern is found (or, with `whole`, is the whole trimmed answer). Dots match newlines.
+
+    An answer on which the pattern needs longer than a second (`(a+)+b` on many `a`) does not match. Raises ValueError
+    for a pattern that is none.
+    """
+    try:
+        re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise ValueError(f"the pattern {pattern!r} is none: {error}") from error
+    question = {"pattern": pattern, "text": answer.strip() if whole else answer, "whole": whole}
+    return _helper.ask(question, MATCH_SECONDS) or False
+
+
+_helper = Helper("pattern")
 
 
 def valid_json(answer: str, schema: Mapping[str, Any] | None = None) -> bool:

@@ -86,9 +86,17 @@ class ScriptedEngine:
         limit = sampling.max_tokens
         cut = limit is not None and len(ids) > limit
         ids = ids[:limit] if cut else ids
+        logprobs = [_logprob(i) for i in ids]
+        others = range(sampling.top_logprobs - 1)
+        tops = [[(i, p), *((i + 1 + k, p - 1 - k) for k in others)] for i, p in zip(ids, logprobs, strict=True)]
         return Generation(
             token_ids=ids,
-            logprobs=[-(1 + i % 7) / 10 for i in ids],
+            logprobs=logprobs,
             versions=[self.version] * len(ids),
             finish_reason="length" if cut else "stop",
+            top_logprobs=tops if sampling.top_logprobs else (),
         )
+
+
+def _logprob(token_id: int) -> float:
+    return -(1 + token_id % 7) / 10

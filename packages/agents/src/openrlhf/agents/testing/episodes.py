@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from openrlhf.agents.config import AgentConfig
@@ -41,13 +42,20 @@ def _own(kind: type, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_group(
-    agent: Any, script: Engine | Script, prompt: str = "hello", *, label: Any = "", images: Any = (), **changes: Any
+    agent: Any,
+    script: Engine | Script,
+    prompt: str = "hello",
+    *,
+    label: Any = "",
+    images: Any = (),
+    columns: Mapping[str, Any] = MappingProxyType({}),
+    **changes: Any,
 ) -> list[Trajectory]:
     """All samples of one prompt. agent: an executor, an executor class, or an agent class with reset and step.
 
-    Afterwards the executor is closed, as at the end of a run.
+    columns: what else its row carries. Afterwards the executor is closed, as at the end of a run.
     """
-    item = PromptItem(group_id="test", prompt=prompt, label=label, images=images)
+    item = PromptItem(group_id="test", prompt=prompt, label=label, images=images, columns=columns)
     return _run(_run_and_close(as_executor(agent), item, make_context(script, **changes)))
 
 

@@ -7,6 +7,7 @@ tests and all passed; how it ends says nothing, since what a test calls may end 
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
 import ctypes
 import doctest
@@ -22,18 +23,20 @@ import sys
 import traceback
 import types
 import unittest
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 from openrlhf.agents.graders.program.blocks import offered_names
 from openrlhf.agents.graders.program.prelude import SHARED, is_offered, offer
-from openrlhf.agents.graders.program.stand_ins import TESTS_MODULE, Program
+from openrlhf.agents.graders.program.stand_ins import TESTS_MODULE, Program, StandIn
 from openrlhf.agents.graders.program.wire import Line, LineClosedError
 
 LINE = 3
 PASSED = b"passed"
 PR_SET_DUMPABLE = 4
 FILE = "tests.py"
+ALIASES = {"np": "numpy", "pd": "pandas"}
 RUNNERS = re.compile(r"^(?:unittest|doctest|pytest)\.\w+$")
 
 
@@ -60,9 +63,10 @@ class Judge:
         if loaded["error"]:
             sys.stderr.write(loaded["error"])
             return False
-        names = {name: self._import(value) for name, value in loaded["names"].items()}
+        given = may_be_given(loaded["names"], self._tests)
+        names = {name: self._import(value) for name, value in loaded["names"].items() if name in given}
         try:
-            good = self._run(names, loaded["docs"])
+            good = self._run(names)
         except BaseException as error:
             _show(error)
             return False
@@ -82,11 +86,12 @@ class Judge:
             return self._program.codec.decode(value)
         return None
 
-    def _run(self, names: dict[str, Any], docs: dict[str, str]) -> bool:
+    def _run(self, names: dict[str, Any]) -> bool:
         module = types.ModuleType(TESTS_MODULE)
+        tree = self._parse()
+        names |= _own_modules(tree, names)
         module.__dict__.update(names)
         sys.modules[TESTS_MODULE] = module
-        tree = self._parse()
         if tree is None:
             return self._doctest(self._tests, module.__dict__, "tests")
         sys.meta_path.append(ProgramFinder(names, _imported(tree)))
@@ -99,9 +104,13 @@ class Judge:
         good = self._unittests(own)
         self._functions(own)
         texts = {name: value.__doc__ for name, value in own.items()} | {"tests": ast.get_docstring(tree)}
-        texts |= docs if asked else {}
         results = [self._doctest(text, module.__dict__, name) for name, text in texts.items() if text]
-        return good and all(results)
+        return good and all(results) and (not asked or self._own_doctests())
+
+    def _own_doctests(self) -> bool:
+        """The examples of the program run where it runs. They are its own word, so they may fail but are no tests."""
+        failed, _ = self._program.do("doctest")
+        return not failed
 
     def _parse(self) -> ast.Module | None:
         """The tests as Python; None where they are written as a session (`>>> f(1)`)."""
@@ -139,6 +148,29 @@ class Judge:
         self._found += len(test.examples)
         runner = doctest.DocTestRunner(verbose=False)
         return runner.run(test, out=sys.stderr.write).failed == 0
+
+
+def may_be_given(names: Collection[str], tests: str) -> set[str]:
+    """Which names of a program its tests get: not what Python looks up (`__import__`), builtins only if they test them.
+
+    A program that is to define `f` must not decide what `abs` is in `abs(f(1) - 3) < 1e-6`. One that is to define `sum`
+    is tested by nothing else of its own.
+    """
+    public = {name for name in names if not name.startswith("__")}
+    shadows = {name for name in public if hasattr(builtins, name)}
+    used = set(re.findall(r"[^\W\d]\w*", tests))
+    return public - shadows if (public - shadows) & used else public
+
+
+def _own_modules(tree: ast.Module | None, names: dict[str, Any]) -> dict[str, Any]:
+    """Modules of which the tests use attributes (`math.isclose`), where the program calls something else so."""
+    used = (
+        [n.value.id for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
+        if tree
+        else []
+    )
+    modules = {name: ALIASES.get(name, name) for name in used if isinstance(names.get(name), StandIn)}
+    return {name: importlib.import_module(home) for name, home in modules.items() if home in SHARED and find_spec(home)}
 
 
 def _imported(tree: ast.Module) -> set[str]:

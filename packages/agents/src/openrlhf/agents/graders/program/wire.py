@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-MAX_LINE = 64 * 2**20  # bytes of one message
+MAX_LINE = 16 * 2**20  # bytes of one message
 
 
 class LineClosedError(BaseException):

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
-from openrlhf.agents.chat.fields import REFUSED, STREAM_OPTIONS, bad_request, check_fields, check_names, shown
-from openrlhf.agents.chat.messages import Conversation, read_messages
+from openrlhf.agents.chat.call import AnswerFormat, Call, Display, ToolChoice
+from openrlhf.agents.chat.fields import (
+    HONOURED,
+    LABELS,
+    MAX_SEED,
+    REFUSED,
+    STREAM_OPTIONS,
+    an_object,
+    bad_request,
+    boolean,
+    check_names,
+    integer,
+    number,
+    shown,
+)
+from openrlhf.agents.chat.messages import read_messages
 from openrlhf.agents.chat.render import RESERVED, ChatRenderer, Ending
+from openrlhf.agents.chat.session import ChatSession
+from openrlhf.agents.chat.wires.conversation import with_reasoning
 from openrlhf.agents.engine import SamplingParams
 
 MAX_CHOICES = 128
 MAX_STOPS = 64
-MAX_SEED = 2**63
+MAX_TOP_LOGPROBS = 20
 NUMBERS: Mapping[str, tuple[float, float]] = {  # name: lowest and highest value, as the engine takes them
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
@@ -30,63 +46,40 @@ TOKENIZE = frozenset({
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Display:
-    """How the answer is shown; nothing here changes what is sampled."""
-
-    stream: bool = False
-    include_usage: bool = False
-    logprobs: bool = False
-    token_names: bool = False  # tokens of the log-probs as "token_id:N"
-    prompt_ids: bool = False
-    prompt_text: bool = False
-    stop_string: bool = False  # the stop string stays in the text
-    skip_special: bool = False
-    request_id: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChatRequest:
-    """A checked request. sampling: the session's template with what the request changes; seed None: the session's."""
-
-    model: str
-    conversation: Conversation
-    sampling: SamplingParams
-    tools: Sequence[Any] | None
-    options: Mapping[str, Any]
-    n: int
-    ending: Ending = Ending.ANSWER
-    display: Display = field(default_factory=Display)
-
-
-def read_chat_request(body: Any, template: SamplingParams, vocabulary: int | None = None) -> ChatRequest:
-    """vocabulary: the number of token ids. Raises ApiError (400) that names the parameter."""
-    if not isinstance(body, Mapping):
-        raise bad_request(f"the request must be a JSON object, got {type(body).__name__}")
-    check_fields(body)
-    _check_response_format(body.get("response_format"))
-    return ChatRequest(
-        model=_read_model(body),
-        conversation=read_messages(body.get("messages")),
-        sampling=_read_sampling(body, template, vocabulary),
-        tools=read_tools(body),
+def read_chat_request(body: Any, session: ChatSession) -> Call:
+    """Raises ApiError (400) that names the parameter."""
+    body = an_object(body)
+    check_names(body, HONOURED | LABELS, REFUSED)
+    tools, choice = read_tools(body)
+    conversation = read_messages(body.get("messages"))
+    if session.separate:  # what was told apart comes back apart
+        messages = [with_reasoning(message, session.renderer) for message in conversation.messages]
+        conversation = replace(conversation, messages=messages)
+    return Call(
+        model=read_model(body),
+        conversation=conversation,
+        sampling=read_sampling(body, session),
+        tools=tools,
+        tool_choice=choice,
+        answer_format=read_format(body.get("response_format"), "response_format"),
         options=read_options(body),
-        n=_integer(body, "n", 1, MAX_CHOICES) or 1,
+        n=integer(body, "n", 1, MAX_CHOICES) or 1,
         ending=read_ending(body),
+        separate=session.separate,
         display=_read_display(body),
+        body=body,
     )
 
 
 def read_tokenize_request(body: Any, renderer: ChatRenderer) -> tuple[str, bool, bool]:
     """The text of a /tokenize request, whether special tokens are added to it, and whether tokens are shown as text."""
-    if not isinstance(body, Mapping):
-        raise bad_request(f"the request must be a JSON object, got {type(body).__name__}")
+    body = an_object(body)
     check_names(body, TOKENIZE, REFUSED)
     special = boolean(body, "add_special_tokens")  # off: a template writes its own
     strings = boolean(body, "return_token_strs")
     if body.get("messages") is not None:
         messages = read_messages(body["messages"]).messages
-        tools, options = read_tools(body), read_options(body)
+        (tools, _), options = read_tools(body), read_options(body)
         renderer.check(messages, tools, options)
         renderer.check_calls(messages)
         return renderer.render(messages, tools, options, read_ending(body)), special, strings
@@ -95,21 +88,25 @@ def read_tokenize_request(body: Any, renderer: ChatRenderer) -> tuple[str, bool,
     return body["prompt"], special, strings
 
 
-def _read_model(body: Mapping[str, Any]) -> str:
+def read_model(body: Mapping[str, Any]) -> str:
     model = body.get("model")
     if not isinstance(model, str):
         raise bad_request(f"'model' must be a string, got {shown(model)}", "model")
     return model
 
 
-def _read_sampling(body: Mapping[str, Any], template: SamplingParams, vocabulary: int | None) -> SamplingParams:
-    changes: dict[str, Any] = {name: _number(body, name, *limits) for name, limits in NUMBERS.items()}
-    changes["top_k"] = _integer(body, "top_k", -1, MAX_SEED)
-    changes["seed"] = _integer(body, "seed", -MAX_SEED, MAX_SEED - 1)
+def read_sampling(body: Mapping[str, Any], session: ChatSession) -> SamplingParams:
+    """What the request changes of the session's template."""
+    changes: dict[str, Any] = {name: number(body, name, *limits) for name, limits in NUMBERS.items()}
+    changes["top_k"] = integer(body, "top_k", -1, MAX_SEED)
+    changes["seed"] = integer(body, "seed", -MAX_SEED, MAX_SEED - 1)
     changes["max_tokens"] = _read_max_tokens(body)
-    changes["min_tokens"] = _integer(body, "min_tokens", 0, None)
+    changes["min_tokens"] = integer(body, "min_tokens", 0, None)
     changes["ignore_eos"] = None if body.get("ignore_eos") is None else boolean(body, "ignore_eos")
+    changes["top_logprobs"] = integer(body, "top_logprobs", 0, MAX_TOP_LOGPROBS)
     given = {name: value for name, value in changes.items() if value is not None}
+    if given.get("top_logprobs") and not boolean(body, "logprobs"):
+        raise bad_request("'top_logprobs' needs 'logprobs': true", "top_logprobs")
     if given.get("top_p") == 0.0:
         raise bad_request("'top_p' must be more than 0", "top_p")
     if given.get("top_k") == 0:  # another spelling of "all tokens"
@@ -118,21 +115,23 @@ def _read_sampling(body: Mapping[str, Any], template: SamplingParams, vocabulary
         given["seed"] += MAX_SEED
     if given.get("min_tokens", 0) > given.get("max_tokens", math.inf):
         raise bad_request(f"'min_tokens' {given['min_tokens']} is more than max_tokens", "min_tokens")
-    stops = _read_stop(body.get("stop"))
-    ids = _read_stop_ids(body.get("stop_token_ids"), vocabulary)
-    return template.with_(**given, stop=(*template.stop, *stops), stop_token_ids=(*template.stop_token_ids, *ids))
+    stops = read_stop(body.get("stop"), "stop")
+    ids = _read_stop_ids(body.get("stop_token_ids"), session.vocabulary)
+    sampling = session.own_sampling(given)
+    return sampling.with_(stop=(*sampling.stop, *stops), stop_token_ids=(*sampling.stop_token_ids, *ids))
 
 
 def _read_max_tokens(body: Mapping[str, Any]) -> int | None:
-    limits = [_integer(body, name, 1, None) for name in ("max_completion_tokens", "max_tokens")]
+    limits = [integer(body, name, 1, None) for name in ("max_completion_tokens", "max_tokens")]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _read_stop(stop: Any) -> tuple[str, ...]:
+def read_stop(stop: Any, where: str) -> tuple[str, ...]:
+    """Stop strings. where: the name of the field in errors."""
     stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops) or len(stops) > MAX_STOPS:
         wanted = f"a non-empty string or up to {MAX_STOPS} of them"
-        raise bad_request(f"'stop' must be {wanted}, got {shown(stop)}", "stop")
+        raise bad_request(f"{where!r} must be {wanted}, got {shown(stop)}", where)
     return tuple(stops)
 
 
@@ -146,18 +145,56 @@ def _read_stop_ids(value: Any, vocabulary: int | None) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def read_tools(body: Mapping[str, Any]) -> Sequence[Any] | None:
-    """The offered tools, checked; None where there are none, or none may be called."""
-    choice = body.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        reason = "answers are not constrained to a call"
-        raise bad_request(f"'tool_choice' must be 'auto' or 'none' ({reason}), got {shown(choice)}", "tool_choice")
+def read_tools(body: Mapping[str, Any]) -> tuple[Sequence[Any] | None, ToolChoice]:
+    """The offered tools, checked, and which must be called; None where there are none, or none may be called."""
     tools = [] if body.get("tools") is None else body["tools"]
     if not isinstance(tools, list):
         raise bad_request("'tools' must be a list of {'type': 'function', 'function': {...}}", "tools")
     for i, tool in enumerate(tools):
         _check_tool(tool, f"tools[{i}]")
-    return tools if tools and choice != "none" else None
+    choice = body.get("tool_choice")
+    parallel = body.get("parallel_tool_calls") is None or boolean(body, "parallel_tool_calls")
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        allowed = choice.get("allowed_tools")
+        if not isinstance(allowed, Mapping) or not isinstance(allowed.get("tools"), list):
+            raise bad_request("tool_choice.allowed_tools must have 'mode' and 'tools'", "tool_choice.allowed_tools")
+        names = [_named(entry) for entry in allowed["tools"]]
+        tools, choice = allow_tools(tools, names, "tool_choice.allowed_tools"), allowed.get("mode")
+    if choice == "none":
+        return None, ToolChoice()
+    if choice in (None, "auto", "required"):
+        mode = "required" if choice == "required" else "auto"
+        return as_choice(tools, ToolChoice(mode=mode, parallel=parallel))
+    name = _named(choice)
+    if name is None:
+        wanted = "'none', 'auto', 'required', {'type': 'function', 'function': {'name': ...}} or allowed_tools"
+        raise bad_request(f"'tool_choice' must be {wanted}, got {shown(choice)}", "tool_choice")
+    return as_choice(tools, ToolChoice(mode="named", name=name, parallel=False))
+
+
+def as_choice(tools: Sequence[Any], choice: ToolChoice) -> tuple[Sequence[Any] | None, ToolChoice]:
+    """The tools and the choice among them, which must be there."""
+    names = [tool["function"]["name"] for tool in tools]
+    if choice.mode == "named" and choice.name not in names:
+        raise bad_request(f"{choice.field!r} names {shown(choice.name)}, which 'tools' does not have", choice.field)
+    if choice.mode == "required" and not tools:
+        raise bad_request(f"{choice.field!r} asks for a call, and there are no 'tools'", choice.field)
+    return (tools, choice) if tools else (None, ToolChoice())
+
+
+def allow_tools(tools: Sequence[Any], names: Sequence[str | None], where: str) -> list[Any]:
+    """Those of the tools that have these names."""
+    known = [tool["function"]["name"] for tool in tools]
+    wrong = [name for name in names if name not in known]
+    if wrong or not names:
+        raise bad_request(f"{where} must name some of the 'tools', got {shown(list(names))}", where)
+    return [tool for tool in tools if tool["function"]["name"] in names]
+
+
+def _named(choice: Any) -> str | None:
+    function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
 def _check_tool(tool: Any, where: str) -> None:
@@ -244,38 +281,18 @@ def _read_include_usage(options: Any, stream: bool) -> bool:
     return boolean(options, "include_usage")
 
 
-def _check_response_format(value: Any) -> None:
-    if value is not None and (not isinstance(value, Mapping) or value.get("type") != "text"):
-        reason = "answers are not constrained; describe the format in the messages and check it in the reward"
-        raise bad_request(
-            f"'response_format' other than {{'type': 'text'}} is not supported: {reason}", "response_format"
-        )
-
-
-def boolean(body: Mapping[str, Any], name: str) -> bool:
-    """The value of a switch; null is off."""
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise bad_request(f"{name!r} must be true or false, got {shown(value)}", name)
-    return bool(value)
-
-
-def _number(body: Mapping[str, Any], name: str, low: float, high: float) -> float | None:
-    value = body.get(name)
+def read_format(value: Any, where: str) -> AnswerFormat | None:
+    """`{"type": "text" | "json_object" | "json_schema", "json_schema": {"schema": ...}}`."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise bad_request(f"{name!r} must be a number from {low:g} to {high:g}, got {shown(value)}", name)
-    return float(value)
-
-
-def _integer(body: Mapping[str, Any], name: str, low: int, high: int | None) -> int | None:
-    value = body.get(name)
-    if value is None:
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind == "text":
         return None
-    if isinstance(value, float) and value.is_integer():  # 1e9 in JSON
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        limits = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise bad_request(f"{name!r} must be an integer {limits}, got {shown(value)}", name)
-    return value
+    if kind == "json_object":
+        return AnswerFormat(schema={"type": "object"}, field=where)
+    outer = value.get("json_schema") if kind == "json_schema" else None
+    schema = outer.get("schema") if isinstance(outer, Mapping) else None
+    if not isinstance(schema, Mapping):
+        wanted = "{'type': 'text'}, {'type': 'json_object'} or {'type': 'json_schema', 'json_schema': {'schema': ...}}"
+        raise bad_request(f"{where!r} must be {wanted}, got {shown(value)}", where)
+    return AnswerFormat(schema=schema, field=where)
