@@ -27,9 +27,12 @@ class Batch:
     rollout_logprobs, old_logprobs, ref_logprobs, values, advantages, returns [B, T] float32, 0 where not action_mask.
     versions [B, T] int32: weight version per sampled token, -1 elsewhere.
     rewards [B] float32: the scalar shaped reward (after baseline), to be placed on the last action token.
+    turn_rewards [B, T] float32: in the place of rewards where turns are credited one by one, each at the last trainable
+    token of its turn.
     margins [B] float32: by how much a chosen answer should win over its rejected one (the same on both rows of a pair).
     kept: per row what truncation keeps at its action tokens, in order; None: log-probs are over all tokens, or over
     what the model that is asked keeps itself.
+    temperatures [B, T] float32: at which a token was sampled, where it was not the run's temperature, else 0.
     teacher: per row what a teacher says of its trainable tokens in order, tensors [n, ...] by name.
     extra: model inputs of other modalities (pixel_values, ...): a list of B tensors each, None for a row without.
     """
@@ -46,6 +49,8 @@ class Batch:
     returns: Tensor | None = None
     versions: Tensor | None = None
     rewards: Tensor | None = None
+    turn_rewards: Tensor | None = None
+    temperatures: Tensor | None = None
     margins: Tensor | None = None
     kept: list[KeptTokens] | None = None
     teacher: list[dict[str, Tensor]] | None = None

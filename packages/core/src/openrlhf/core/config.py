@@ -21,6 +21,7 @@ from openrlhf.core.tables import (
 
 CorrectionType = Literal["tis", "icepop", "seq-mask-tis"]
 KLEstimator = Literal["k1", "k2", "k3"]
+TurnRewards = Literal["off", "to_go", "each"]
 Divergence = Literal["reverse", "forward", "jsd"]
 
 
@@ -252,6 +253,16 @@ class AlgoConfig:
     kl: KLConfig = field(default_factory=KLConfig)
 
     distill: PolicyDistillConfig = field(default_factory=PolicyDistillConfig)
+
+    turn_rewards: TurnRewards = "off"
+    """Where the rewards of an agent's turns go. off: their sum is one reward of the episode. to_go: every turn is
+    credited with what it and later turns earn; estimators that compare the samples of a prompt compare that with the
+    same turn of the others. each: every turn's own reward is compared with the same turn's of the others first, then
+    what it and later turns have left is summed."""
+
+    turn_gamma: float = 1.0
+    """Discount per turn of what later turns earn, for estimators that compare the samples of a prompt; the others
+    discount per token (algo.advantage.gamma)."""
 
     @property
     def samples_teacher(self) -> bool:

@@ -57,6 +57,11 @@ class RunningRewardNorm:
     def std(self) -> float:
         return math.sqrt(self.sum_sq / self.count) if self.count else 0.0
 
+    @property
+    def scale(self) -> float:
+        """What `normalize` multiplies differences of rewards by."""
+        return 1.0 / max(self.std, _MIN_STD)
+
     def update(self, rewards: Tensor, valid: Tensor | None = None) -> None:
         """Take in rewards [N]; those not finite or not valid [N] bool are left out."""
         x = rewards.double()[_usable(rewards, valid)]
@@ -237,22 +242,27 @@ def group_baseline(
     )
 
 
-def token_rewards(reward: Tensor, kl: Tensor | None, kl_coef: float, action_mask: Tensor) -> Tensor:
+def token_rewards(
+    reward: Tensor, kl: Tensor | None, kl_coef: float, action_mask: Tensor, turns: Tensor | None = None
+) -> Tensor:
     """-kl_coef * kl per trainable token, plus the scalar reward on the last trainable one; [B, T], 0 off the mask.
 
     reward [B], kl [B, T] or None (no reference model, or KL as a loss). A row without trainable tokens is all 0.
+    turns [B, T]: in the place of the scalars what `turns.turn_credit` gave the last tokens of turns.
     The reward of Ouyang et al. (InstructGPT, 2022, eq. 2) and Ziegler et al. (2019), spread over the tokens; the KL
     comes after the baseline of the group, so no baseline sees it.
 
     Raises:
         ValueError: shapes that differ.
     """
-    check_rows(action_mask, kl=kl)
+    check_rows(action_mask, kl=kl, turns=turns)
     if reward.shape != action_mask.shape[:1]:
         raise ValueError(f"reward must be [B] = [{action_mask.shape[0]}], got {tuple(reward.shape)}")
     reward = at_least_fp32(reward)
     last = action_mask & (action_mask.flip(-1).cumsum(-1).flip(-1) == 1)
     out = torch.where(last, reward.unsqueeze(-1), torch.zeros((), dtype=reward.dtype, device=reward.device))
+    if turns is not None:
+        out = select(turns, action_mask)
     if kl is not None:
         out = out - kl_coef * select(kl, action_mask).to(out.dtype)
     return out
