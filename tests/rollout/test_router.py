@@ -166,6 +166,28 @@ def test_an_engine_that_is_well_again_serves() -> None:
     asyncio.run(main())
 
 
+def test_requests_of_engines_that_leave_move_at_once_and_are_no_suspects() -> None:
+    engines = [EchoEngine(f"engine-{n}", delay=0) for n in range(MAX_MOVES + 2)]
+    for engine in engines[:-1]:
+        engine.silent = True
+
+    async def main() -> None:
+        router = Router(engines[:-1])
+        asking = asyncio.create_task(ask_all(router, prompts=8, samples=2))
+        for left in range(1, len(engines) - 1):  # more often than a request may lose engines
+            await asyncio.sleep(0.01)
+            router.set_clients(engines[left:-1])
+            assert not router.down()
+        await asyncio.sleep(0.01)
+        router.set_clients(engines[-1:])
+        check_answers(await asyncio.wait_for(asking, 2))
+        await router.close()
+
+    asyncio.run(main())
+    assert [len(engine._waiting) for engine in engines] == [0] * len(engines)
+    assert [len(engine.served) for engine in engines] == [0] * (len(engines) - 1) + [16]
+
+
 def test_an_engine_that_stays_keeps_its_load_and_is_still_watched() -> None:
     engines = [EchoEngine("engine-0"), EchoEngine("engine-1", delay=0)]
     engines[0].silent = True

@@ -33,6 +33,7 @@ def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "vllm" / "engine").mkdir(parents=True)
     (tmp_path / "vllm" / "__init__.py").write_text("raise ImportError('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)  # of other tests
     monkeypatch.setattr(module, "CLASS", "Other")
     engine_arguments.cache_clear()
     yield tmp_path / "vllm" / "engine" / "arg_utils.py"

@@ -124,6 +124,13 @@ def test_n12_requests_left_over_at_a_push_are_aborted(caplog: pytest.LogCaptureF
     assert "engine 0 aborts 2 requests left over: r0#1, r1#2" in caplog.text
 
 
+def test_an_engine_that_was_shut_down_has_nothing_to_abort() -> None:
+    """Agent workers whose samples are cancelled at the end of a run ask for it."""
+    own = VllmEngine(EngineSpec(model="M", name="engine 0"))
+    own._live.add("r0#1")
+    assert asyncio.run(own.abort(["r0"])) == 0
+
+
 def test_n12_a_paused_engine_keeps_its_requests_during_a_push() -> None:
     async def main() -> None:
         own = engine()

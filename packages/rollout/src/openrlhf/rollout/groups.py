@@ -7,8 +7,9 @@ running until a batch of accepted groups is full; `Pacing` says how far ahead of
 from __future__ import annotations
 
 import asyncio
+import bisect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -45,7 +46,8 @@ class GroupRules:
 @dataclass(kw_only=True)
 class GroupStats:
     """What happened to the groups that finished for one batch. samples: episodes, whatever branches they have.
-    failures: failed ones by kind, whatever became of their groups."""
+    failures: failed ones by kind, whatever became of their groups. failed_prompts: those with failed episodes, and how
+    many."""
 
     accepted: int = 0
     rejected: int = 0
@@ -53,6 +55,7 @@ class GroupStats:
     samples: int = 0
     failed_samples: int = 0
     failures: Counter[str] = field(default_factory=Counter)
+    failed_prompts: list[tuple[Any, int]] = field(default_factory=list)
     mean_scores: list[float] = field(default_factory=list)
 
     @property
@@ -120,12 +123,17 @@ class Pacing:
         end = self.deadline if self.last is None else min(self.deadline, self.last)
         return outstanding < (end - self.closed + 1) * self.batch_size
 
-    def fits(self, deadlines: Iterable[int], *, first: int | None = None) -> bool:
-        """Whether groups with these deadlines all fit into the batches from number `first` (the next one) on."""
-        start = self.closed if first is None else first
-        return all(
-            number < (deadline - start + 1) * self.batch_size for number, deadline in enumerate(sorted(deadlines))
-        )
+    def fits(self, deadlines: Iterable[int] | Mapping[int, int], *, first: int | None = None) -> bool:
+        """Whether groups with these deadlines all fit into the batches from number `first` (the next one) on.
+
+        deadlines: one per group, or how many groups have each.
+        """
+        start, fitting = self.closed if first is None else first, 0
+        for deadline, count in sorted(Counter(deadlines).items()):
+            fitting += count
+            if fitting > (deadline - start + 1) * self.batch_size:
+                return False
+        return True
 
 
 class GroupRunner(Generic[P, G]):
@@ -146,16 +154,18 @@ class GroupRunner(Generic[P, G]):
         pacing: Pacing | None = None,
         deadlines: Iterable[int] = (),
         failures: FailureShare | None = None,
+        judged: Callable[[P], bool] = lambda prompt: True,
     ) -> None:
         """buffer: accepted groups of an earlier run that no batch has used yet; deadlines: theirs, with pacing.
 
-        failures: counts on from the runner of the episode before.
+        failures: counts on from the runner of the episode before. judged: whether failures of this prompt count there.
         """
         self.rules = rules
         self.failures = failures or FailureShare(rules.max_failed_fraction, rules.batch_size)
         self.pacing = pacing
         self._prompts: Iterator[P] = iter(prompts)
         self._run_group = run_group
+        self._judged = judged
         self._dry = False
         self._drawn = 0
         # Finished, accepted groups by draw number; earlier runs' groups come before everything drawn here.
@@ -163,17 +173,22 @@ class GroupRunner(Generic[P, G]):
         self._accepted: dict[int, G] = {number - len(earlier): group for number, group in enumerate(earlier)}
         self._running: dict[asyncio.Task[G], int] = {}
         self._started: dict[int, P] = {}
+        self._in_order = sorted(self._accepted)
         self._deadlines = {number - len(earlier): deadline for number, deadline in enumerate(deadlines)}
+        self._outstanding = Counter(self._deadlines.values())  # how many groups have a deadline,
+        self._waiting = self._outstanding.copy()  # and of those that are accepted
+        self._finished: list[asyncio.Task[G]] = []
+        self._news: asyncio.Future[None] | None = None
 
     @property
     def buffer(self) -> list[G]:
         """Accepted groups that no batch has used yet, in prompt order: part of a checkpoint."""
-        return [self._accepted[n] for n in sorted(self._accepted)]
+        return [self._accepted[n] for n in self._in_order]
 
     @property
     def buffer_deadlines(self) -> list[int]:
         """With pacing: the deadlines of `buffer`."""
-        return [self._deadlines[n] for n in sorted(self._accepted)] if self.pacing else []
+        return [self._deadlines[n] for n in self._in_order] if self.pacing else []
 
     @property
     def running(self) -> int:
@@ -205,11 +220,14 @@ class GroupRunner(Generic[P, G]):
         except BaseException:
             await self.stop()
             raise
-        numbers = sorted(self._choice())
-        groups = [self._accepted.pop(n) for n in numbers]
+        groups = [self._accepted.pop(n) for n in sorted(self._choice())]
+        self._in_order = sorted(self._accepted)
         if self.pacing is not None and groups:
             self.pacing.close_batch()
-            self._deadlines = {n: d for n, d in self._deadlines.items() if n not in numbers}
+            under_way = (*self._running.values(), *self._accepted)
+            self._deadlines = {n: self._deadlines[n] for n in under_way}
+            self._outstanding = Counter(self._deadlines.values())
+            self._waiting = Counter(self._deadlines[n] for n in self._accepted)
         return RolloutBatch(groups=groups, stats=stats, exhausted=self._dry and len(groups) < self.rules.batch_size)
 
     async def stop(self) -> None:
@@ -222,14 +240,24 @@ class GroupRunner(Generic[P, G]):
 
     async def _next_done(self) -> set[asyncio.Task[G]]:
         """The groups that finish next; none when pacing lets more start first."""
-        if self.pacing is None:
-            return (await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED))[0]
-        advanced = asyncio.ensure_future(self.pacing.advanced())
-        try:
-            done, _ = await asyncio.wait((*self._running, advanced), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            advanced.cancel()
-        return {task for task in self._running if task in done}
+        if not self._finished:
+            self._news = asyncio.get_running_loop().create_future()
+            waits: list[asyncio.Future[Any]] = [self._news]
+            if self.pacing is not None:
+                waits.append(asyncio.ensure_future(self.pacing.advanced()))
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+        done, self._finished = self._finished, []
+        return {task for task in done if task in self._running}
+
+    def _note(self, task: asyncio.Task[G]) -> None:
+        """A group has finished. A callback, since a wait for all of them costs as much as there are, each time."""
+        self._finished.append(task)
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
     def _held(self) -> bool:
         """Whether prompts are left that pacing does not let start yet."""
@@ -254,17 +282,20 @@ class GroupRunner(Generic[P, G]):
             except StopIteration:
                 self._dry = True
                 return
-            self._running[asyncio.ensure_future(self._run_group(prompt))] = self._drawn
+            task = asyncio.ensure_future(self._run_group(prompt))
+            task.add_done_callback(self._note)
+            self._running[task] = self._drawn
             self._started[self._drawn] = prompt
             if self.pacing is not None:
                 self._deadlines[self._drawn] = self.pacing.deadline
+                self._outstanding[self.pacing.deadline] += 1
             self._drawn += 1
 
     def _choice(self) -> list[int]:
         """The accepted groups that make the next batch, as far as there are."""
         size = self.rules.batch_size
         if not self.rules.by_arrival:
-            return sorted(self._accepted)[:size]
+            return self._in_order[:size]
         if self.pacing is None:
             return list(self._accepted)[:size]
         return sorted(self._accepted, key=self._deadlines.__getitem__)[:size]  # stable: else by arrival
@@ -274,13 +305,22 @@ class GroupRunner(Generic[P, G]):
         size = self.rules.batch_size
         if len(self._accepted) < size:
             return False
-        if self.pacing is not None:
-            left = self._deadlines.keys() - self._choice()
-            if not self.pacing.fits((self._deadlines[n] for n in left), first=self.pacing.closed + 1):
-                return False
+        if self.pacing is not None and not self.pacing.fits(self._left_over(), first=self.pacing.closed + 1):
+            return False
         if self.rules.by_arrival or not self._running:
             return True
-        return sorted(self._accepted)[size - 1] < min(self._running.values())
+        return self._in_order[size - 1] < next(iter(self._running.values()))  # groups start in order
+
+    def _left_over(self) -> Counter[int]:
+        """How many groups have each deadline beyond those of `_choice`."""
+        left, missing = self._outstanding.copy(), self.rules.batch_size
+        if self.rules.by_arrival:
+            for deadline, count in sorted(self._waiting.items()):
+                left[deadline] -= min(count, missing)
+                missing -= min(count, missing)
+        else:
+            left.subtract(self._deadlines[n] for n in self._choice())
+        return +left
 
     def _settle(self, task: asyncio.Task[G], stats: GroupStats) -> None:
         number = self._running.pop(task)
@@ -292,6 +332,8 @@ class GroupRunner(Generic[P, G]):
         stats.samples += len(by_episode(group.samples))
         stats.failed_samples += len(failures)
         stats.failures.update(sample.failure_kind for sample in failures)
+        if failures:
+            stats.failed_prompts.append((prompt, len(failures)))
         score = group_score(group)
         if score is not None:
             stats.mean_scores.append(score)
@@ -300,11 +342,15 @@ class GroupRunner(Generic[P, G]):
         elif self._passes(score):
             stats.accepted += 1
             self._accepted[number] = group
+            bisect.insort(self._in_order, number)
+            if self.pacing is not None:
+                self._waiting[self._deadlines[number]] += 1
         else:
             stats.rejected += 1
-        if number not in self._accepted:
-            self._deadlines.pop(number, None)
-        self.failures.add(group.samples)
+        if number not in self._accepted and self.pacing is not None:
+            self._outstanding[self._deadlines.pop(number)] -= 1
+        if self._judged(prompt):
+            self.failures.add(group.samples)
 
     def _passes(self, score: float | None) -> bool:
         if self.rules.score_range is None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from openrlhf.agents.engine import EngineError, Generation, SamplingParams
+from openrlhf.rollout.loads import Loads
 from openrlhf.rollout.requests import EngineDownError, GenerateRequest
 
 logger = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ class Router:
         self._first = first
         self._clients = list(clients)
         self._slots: dict[str, _Slot] | None = None
+        self._loads: Loads[_Slot] = Loads(())
         self._groups: OrderedDict[str, str] = OrderedDict()
         self._numbers = itertools.count()
         self._alone = asyncio.Lock()
@@ -106,12 +108,15 @@ class Router:
     def set_clients(self, clients: Sequence[EngineClient]) -> None:
         """Use these engines from now on, all of them taken to be fit.
 
-        An engine that stays keeps its requests, and they still count; requests of others move as soon as those fail.
+        An engine that stays keeps its requests, and they still count; those of others move at once.
         """
         self._clients = list(clients)
         if self._slots is not None:
+            for slot in self._slots.values():
+                if slot.up and slot.client not in clients:
+                    self._mark_down(slot, "it serves no longer")
             old = {slot.client: slot for slot in self._slots.values() if slot.up}
-            self._slots = {c.name: old[c] if c in old else self._new_slot(c) for c in clients}
+            self._use({c.name: old[c] if c in old else self._new_slot(c) for c in clients})
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -188,9 +193,16 @@ class Router:
             self._watch = None
 
     def _table(self) -> dict[str, _Slot]:
-        if self._slots is None:
-            self._slots = {c.name: self._new_slot(c) for c in self._clients}
-        return self._slots
+        return self._use({c.name: self._new_slot(c) for c in self._clients}) if self._slots is None else self._slots
+
+    def _use(self, slots: dict[str, _Slot]) -> dict[str, _Slot]:
+        self._slots = slots
+        order = list(slots.values())
+        shift = self._first % max(len(order), 1)
+        self._loads = Loads(order[shift:] + order[:shift])
+        for slot in order:
+            self._loads.add(slot, slot.tokens)
+        return slots
 
     @staticmethod
     def _new_slot(client: EngineClient) -> _Slot:
@@ -200,15 +212,9 @@ class Router:
         """The group's engine while it is up, else the one with the fewest outstanding tokens."""
         deadline = asyncio.get_running_loop().time() + self._timeouts.no_engine
         while True:
-            slots = list(self._table().values())
-            home = self._groups.get(request.group_id) if request.group_id else None
-            up = [s for s in slots if s.up]
-            if up:
-                shift = self._first % len(slots)
-                order = slots[shift:] + slots[:shift]
-                slot = next((s for s in up if s.client.name == home), None) or min(
-                    (s for s in order if s.up), key=lambda s: s.tokens
-                )
+            home = self._table().get(self._groups.get(request.group_id, ""))
+            slot = home if home is not None and home.up else self._loads.least()
+            if slot is not None:
                 self._remember(request.group_id, slot.client.name)
                 return slot
             reasons = "; ".join([*failures, *(f"{n}: {r}" for n, r in self.down().items())])
@@ -230,8 +236,7 @@ class Router:
 
     async def _call(self, slot: _Slot, request: GenerateRequest, weight: int) -> Generation:
         """Wait for the answer or for the engine to be given up, whichever comes first."""
-        slot.tokens += weight
-        slot.requests += 1
+        self._count(slot, weight, 1)
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._watch_engines())
         call = asyncio.ensure_future(slot.client.generate(request))
@@ -242,12 +247,17 @@ class Router:
             return call.result()
         finally:
             call.cancel()
-            slot.tokens -= weight
-            slot.requests -= 1
+            self._count(slot, -weight, -1)
+
+    def _count(self, slot: _Slot, tokens: int, requests: int) -> None:
+        slot.tokens += tokens
+        slot.requests += requests
+        self._loads.add(slot, tokens)
 
     def _mark_down(self, slot: _Slot, reason: str) -> None:
         if slot.up:
             slot.lost.set_result(reason)
+            self._loads.drop(slot)
             logger.warning(
                 "%s is marked down with %d requests under way, which move: %s", slot.client.name, slot.requests, reason
             )

@@ -193,8 +193,9 @@ def to_vllm_sampling(sampling: SamplingParams, suppressed: Sequence[int] = ()) -
     suppressed: token ids that are never sampled.
     """
     from vllm import SamplingParams as VllmSamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+    structure = StructuredOutputsParams(structural_tag=sampling.structure) if sampling.structure else None
     return VllmSamplingParams(
         n=1,
         temperature=sampling.temperature,
@@ -211,12 +212,13 @@ def to_vllm_sampling(sampling: SamplingParams, suppressed: Sequence[int] = ()) -
         ignore_eos=sampling.ignore_eos,
         seed=sampling.seed,
         logit_bias=dict.fromkeys(suppressed, SUPPRESSED) or None,
-        logprobs=0,
+        logprobs=sampling.top_logprobs,
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
         skip_special_tokens=False,
         include_stop_str_in_output=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
+        structured_outputs=structure,
         skip_clone=True,  # made for one request, and changed by nobody
     )
 
@@ -229,6 +231,18 @@ def adapter_request(version: int) -> Any:
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(f"v{version}", ADAPTER_ID, ADAPTER_PATH)
+
+
+def sampled_logprobs(flat: Any, top: int) -> tuple[list[float], Sequence[Sequence[tuple[int, float]]]]:
+    """Of vLLM's flat log-probs those of the sampled tokens, and of the `top` likeliest tokens of each place.
+
+    A place has the sampled token first, then the likeliest ones, among which it may be again.
+    """
+    if not top:
+        return list(flat.logprobs), ()
+    pairs = list(zip(flat.token_ids, flat.logprobs, strict=True))
+    places = [pairs[i:j] for i, j in zip(flat.start_indices, flat.end_indices, strict=True)]
+    return [place[0][1] for place in places], [place[1 : top + 1] for place in places]
 
 
 def expand_versions(spans: Sequence[Any] | None, length: int, current: int) -> list[int]:

@@ -27,6 +27,7 @@ from openrlhf.rollout.vllm.arguments import (
     adapter_request,
     environment,
     expand_versions,
+    sampled_logprobs,
     to_vllm_prompt,
     to_vllm_sampling,
     vllm_args,
@@ -150,7 +151,7 @@ class VllmEngine:
         finish_reason = completion.finish_reason or "abort"
         check_finish_reason(request.request_id, self.name, finish_reason)
         tokens = list(completion.token_ids)
-        logprobs = list(completion.logprobs.logprobs) if tokens else []
+        logprobs, tops = sampled_logprobs(completion.logprobs, request.sampling.top_logprobs) if tokens else ([], ())
         check_logprobs(request.request_id, self.name, tokens, logprobs)
         return Generation(
             token_ids=tokens,
@@ -158,6 +159,7 @@ class VllmEngine:
             versions=expand_versions(completion.weight_versions, len(tokens), self.version),
             finish_reason=finish_reason,
             prompt_token_ids=list(output.prompt_token_ids) if request.images else None,
+            top_logprobs=tops,
         )
 
     async def _run(self, prompt: Any, params: Callable[[], Any], request_id: str) -> Any:
@@ -234,13 +236,15 @@ class VllmEngine:
         await self._control("wake up", self.running_llm().wake_up([part]))
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> int:
-        """End running requests, all of them by default; returns how many.
+        """End running requests, all of them by default; returns how many. An engine that was shut down has none.
 
         Their callers get what was sampled, with finish_reason "abort".
         """
         live = [name for name in self._live if request_ids is None or name.rpartition("#")[0] in request_ids]
+        if self._llm is None:
+            return 0
         if live:
-            await self._control("abort", self.running_llm().abort(live))
+            await self._control("abort", self._llm.abort(live))
         return len(live)
 
     async def health(self) -> EngineHealth:

@@ -134,22 +134,28 @@ class WeightGroup:
         if self.rank:
             self._receiver = SharedReceiver.reach(self.address.local, self.rank, timeout_s=timeout_s)
             store.set(f"way-{self.rank}", GLOO if self._receiver is None else SHARED)
-        if self._receiver is not None:
-            self._receiver.meet()
+            if self._receiver is not None:
+                self._receiver.meet()
+                return
+            store.wait([f"place-{self.rank}"], timeout)
+            place, size = map(int, store.get(f"place-{self.rank}").split())
+            self._group = ProcessGroupGloo(store, place, size, timeout)
             return
-        ways = {rank: f"way-{rank}" for rank in range(1, self.address.world_size)}
-        store.wait(list(ways.values()), timeout)
-        far = [rank for rank, way in ways.items() if store.get(way).decode() == GLOO]
-        near = [rank for rank in ways if rank not in far]
-        if near and not self.rank:
+        workers = range(1, self.address.world_size)
+        names = [f"way-{rank}" for rank in workers]
+        store.wait(names, timeout)
+        ways = dict(zip(workers, store.multi_get(names), strict=True))
+        far = [rank for rank, way in ways.items() if way.decode() == GLOO]
+        near = [rank for rank, way in ways.items() if way.decode() != GLOO]
+        for place, rank in enumerate(far, start=1):  # told to each, who would else have to ask for every other's way
+            store.set(f"place-{rank}", f"{place} {1 + len(far)}")
+        if near:
             assert self._listener is not None, "workers reach no meeting point that is not there"
             self.shared = SharedSender(self._listener, timeout_s=timeout_s)
             self.shared.accept(near)
-        if not self.rank:
-            log.info("weights go to %d engine workers in shared memory, to %d over gloo", len(near), len(far))
+        log.info("weights go to %d engine workers in shared memory, to %d over gloo", len(near), len(far))
         if far:
-            ranks = [0, *far]
-            self._group = ProcessGroupGloo(store, ranks.index(self.rank), len(ranks), timeout)
+            self._group = ProcessGroupGloo(store, 0, 1 + len(far), timeout)
 
     def broadcast(self, tensor: Tensor) -> Work:
         """Over gloo: start sending (rank 0) or receiving a contiguous CPU tensor; wait on the returned handle."""
