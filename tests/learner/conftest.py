@@ -8,6 +8,7 @@ import pytest
 
 from support.learner_models import VOCAB, save_tiny_model
 from support.learner_ranks import RankResults, needed_cases, run_cases
+from support.learner_sequence_cases import save_sequence_models
 from support.learner_sharing_cases import save_sharing_models
 from support.learner_step_cases import WIDE
 from support.learner_vision_cases import FAMILIES as VISION_FAMILIES
@@ -28,6 +29,7 @@ def rank_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vision_model(family).save_pretrained(path / family)
     save_tiny_model(path / "qwen3_next", "qwen3_next")
     save_sharing_models(path)
+    save_sequence_models(path)
     return path
 
 

@@ -107,7 +107,6 @@ def test_deepspeed_never_clips_muon_nor_stage_0(stage: int) -> None:
         ({"attn_implementation": "auto"}, "`ds.attn_implementation`"),
         ({"zero_stage": 4}, "`ds.zero_stage`"),
         ({"load_in_4bit": True}, "`ds.load_in_4bit`"),
-        ({"ring_attn_size": 2}, "`ds.ring_attn_size`"),
     ],
 )
 def test_spec_refuses(changes: dict[str, Any], message: str) -> None:

@@ -18,6 +18,7 @@ from openrlhf.learner.heads import (
     ScalarHead,
     TokenDistribution,
     TokenHead,
+    at_temperatures,
     check_plain_head,
     plain_head,
     token_head,
@@ -210,3 +211,17 @@ def test_the_model_keeps_its_configuration(tmp_path: Path, use_cache: bool) -> N
     read(module, make_batch())
     module.check_head(CPU)
     assert module.model.config.use_cache is use_cache
+
+
+def test_states_at_temperatures_of_their_own() -> None:
+    layer = nn.Linear(4, 9, bias=False).double()
+    states, targets = torch.randn(3, 4, dtype=torch.double), torch.tensor([1, 8, 0])
+    temperatures = torch.tensor([0.0, 0.25, 2.0])
+    own = TokenDistribution(0.5)
+    logits = layer(states).detach()
+    want = [float((logits[i] / t).log_softmax(-1)[targets[i]]) for i, t in enumerate((0.5, 0.25, 2.0))]
+    for head, given in ((TokenHead(layer), states), (LogitsHead(), logits)):
+        scaled = at_temperatures(head, given, temperatures, own.temperature)
+        assert head(scaled, targets, distribution=own).logprobs.tolist() == pytest.approx(want, abs=1e-6)
+    with pytest.raises(ValueError, match="an output layer with a bias"):
+        at_temperatures(TokenHead(nn.Linear(4, 9)), states, temperatures, 1.0)

@@ -13,9 +13,8 @@ from torch import Tensor
 from openrlhf.core.batch import Batch
 from openrlhf.core.kl import kl_estimate
 from openrlhf.learner.config import DsConfig, TrainBatchConfig
-from openrlhf.learner.learner import sum_terms
 from openrlhf.learner.micro_batches import score_plan, update_plan
-from openrlhf.learner.objective import ModelOutputs
+from openrlhf.learner.objective import ModelOutputs, sum_terms
 from openrlhf.learner.spec import LearnerSpec, Role
 from support.learner_models import make_batch, plain_logprobs
 from support.learner_ranks import RankResults, result
@@ -189,16 +188,11 @@ def test_batch_without_trainable_tokens_takes_no_step(ranks: RankResults) -> Non
         assert outcome == {"metrics": {}, "unmoved": True}
 
 
-@pytest.mark.parametrize(("tensor_parallel", "micro_batches"), [(1, 4), (2, 2), (4, 1)])
-def test_n05_the_token_budget_is_that_of_every_device_of_a_tensor_parallel_group(
-    tensor_parallel: int, micro_batches: int
-) -> None:
-    ds = DsConfig(
-        param_dtype="fp32",
-        attn_implementation="sdpa",
-        packing_samples=True,
-        tensor_parallel_size=tensor_parallel,
-    )
+@pytest.mark.parametrize("group", ["tensor_parallel_size", "ring_attn_size"])
+@pytest.mark.parametrize(("size", "micro_batches"), [(1, 4), (2, 2), (4, 1)])
+def test_n05_the_token_budget_is_that_of_every_device_of_a_group(group: str, size: int, micro_batches: int) -> None:
+    sizes: dict[str, Any] = {group: size}
+    ds = DsConfig(param_dtype="fp32", attn_implementation="sdpa", packing_samples=True, **sizes)
     batch = TrainBatchConfig(dynamic_batch_enable=True, max_tokens_per_gpu=200)
     spec = LearnerSpec(role=Role.POLICY, model_path="m", ds=ds, batch=batch)
     rows = Batch(

@@ -9,8 +9,7 @@ import torch
 
 from openrlhf.core.config import PolicyLossConfig
 from openrlhf.core.losses.output import LossOutput
-from openrlhf.learner.learner import sum_terms
-from openrlhf.learner.objective import ModelOutputs, Objective, PolicyObjective, ValueObjective
+from openrlhf.learner.objective import ModelOutputs, Objective, PolicyObjective, ValueObjective, sum_terms
 from support.learner_models import make_batch
 
 BATCH = make_batch()

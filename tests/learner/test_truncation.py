@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from openrlhf.core.batch import Batch
-from openrlhf.core.config import PolicyLossConfig, Truncation
+from openrlhf.core.config import NO_TRUNCATION, PolicyLossConfig, Truncation
 from openrlhf.core.truncation import KeptTokens, kept_mask
 from openrlhf.learner.heads import TokenDistribution
 from openrlhf.learner.learner import Learner, Scores
@@ -146,3 +146,21 @@ def test_a_check_over_the_whole_vocabulary_is_none_of_this(folder: Path) -> None
     got = learner.score(scored(learner, batch)[1], distribution=TokenDistribution())
     assert got.kept is None
     assert largest(got.logprobs, plain.score(batch).logprobs) == 0
+
+
+@pytest.mark.parametrize(("packed", "size"), [(False, 3), (True, 4)])
+def test_tokens_at_a_temperature_of_their_own_are_scored_at_it(folder: Path, packed: bool, size: int) -> None:
+    batch = make_batch()
+    temperatures = torch.zeros(batch.tokens.shape)
+    temperatures[0, : int(batch.lengths[0]) // 2] = 0.3
+    temperatures[1] = 1.7
+    learner = make(folder, packed=packed, size=size, truncation=NO_TRUNCATION)
+    scores = learner.score(batch.with_(temperatures=temperatures), with_entropy=True)
+    own = {t: make(folder, truncation=NO_TRUNCATION, temperature=t).score(batch, with_entropy=True) for t in (0.3, 1.7)}
+    plain = learner.score(batch, with_entropy=True)
+    for name in ("logprobs", "entropy"):
+        want = getattr(plain, name).clone()
+        for temperature, scored in own.items():
+            want = torch.where(temperatures == temperature, getattr(scored, name), want)
+        assert largest(getattr(scores, name), want) < 1e-5
+        assert largest(getattr(scores, name), getattr(plain, name)) > 0.1

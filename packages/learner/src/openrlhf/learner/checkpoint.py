@@ -17,14 +17,20 @@ import torch.distributed as dist
 from openrlhf.learner.collective import rank_and_world
 from openrlhf.learner.ema import MovingAverage
 from openrlhf.learner.engine import TrainingEngine
+from openrlhf.learner.folders.shared import sizes_below
 from openrlhf.learner.spec import Role
 
 INFO = "learner.json"
 EMA = "ema.safetensors"
 
 
-def save(engine: TrainingEngine, role: Role, ema: MovingAverage | None, folder: Path, state: dict[str, Any]) -> None:
-    """Write into `folder`. Collective. state: small values of the learner, the same on every rank."""
+def save(
+    engine: TrainingEngine, role: Role, ema: MovingAverage | None, folder: Path, state: dict[str, Any]
+) -> dict[str, int]:
+    """Write into `folder`. Collective. state: small values of the learner, the same on every rank.
+
+    Returns the files that this rank then sees there, its own among them, with their bytes.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     engine.save(folder)
     rank, world = rank_and_world()
@@ -39,6 +45,7 @@ def save(engine: TrainingEngine, role: Role, ema: MovingAverage | None, folder: 
         (folder / INFO).write_text(json.dumps(info, indent=2) + "\n")
     if world > 1:
         dist.barrier()
+    return sizes_below(folder)
 
 
 def load(engine: TrainingEngine, role: Role, ema: MovingAverage | None, folder: Path) -> dict[str, Any]:

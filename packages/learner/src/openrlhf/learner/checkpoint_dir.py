@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from openrlhf.learner.folders.files import (
     usual_modes,
 )
 from openrlhf.learner.folders.manifest import MANIFEST, NEW_PREFIX, PREFIX, Manifest, discard, remove_own
+from openrlhf.learner.folders.shared import host, missing, named
 
 log = logging.getLogger(__name__)
 
@@ -117,9 +118,18 @@ class CheckpointStore:
         Manifest(pending, moving={"files": {}}).write()
         return pending
 
-    def commit(self, step: int, *, metric: float | None = None) -> Path:
-        """Make the folder of `begin` the newest checkpoint, then rotate."""
+    def commit(self, step: int, *, metric: float | None = None, written: Mapping[str, int] | None = None) -> Path:
+        """Make the folder of `begin` the newest checkpoint, then rotate.
+
+        written: files that its writers saw in it, with their bytes. Raises ValueError where one of them is not here: a
+        writer sees another folder. The checkpoints before stay.
+        """
         pending, target = self.pending(step), self.root / f"global_step{step}"
+        if left := missing(pending, written or {}):
+            raise ValueError(
+                f"the checkpoint of step {step} is not whole: ranks wrote {named(left)}, which {host()!r} does not see "
+                f"in {str(pending)!r}. `store.path` must be a folder that all nodes share"
+            )
         (pending / METRIC_FILE).write_text(json.dumps({"step": step, "metric": metric}) + "\n")
         seal(pending)
         if target.exists():

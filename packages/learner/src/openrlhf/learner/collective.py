@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from openrlhf.core.batch import Batch
 from openrlhf.core.losses.output import LossOutput
 
 NONE = 2**62
+T = TypeVar("T")
 
 
 def rank_and_world() -> tuple[int, int]:
     """This rank among all of its role, and how many there are."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def check_same(batch: Batch, group: dist.ProcessGroup, device: torch.device, kind: str) -> None:
+    """AssertionError unless the ranks of a group were given the same samples, which nothing else would notice."""
+    weights = torch.arange(1, batch.size + 1, device=batch.tokens.device)[:, None]
+    mine = torch.tensor([batch.size, int((batch.tokens * weights).sum())], device=device)
+    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, mine, group=group)
+    assert all(torch.equal(part, mine) for part in parts), f"ranks of a {kind} group got different samples"
 
 
 class Collective:
@@ -81,6 +93,14 @@ class Collective:
         seen = torch.tensor([float(flag)], device=self.device)
         dist.all_reduce(seen, op=dist.ReduceOp.MAX)
         return bool(seen.item())
+
+    def everyone(self, value: T) -> list[T]:
+        """A picklable value of each rank of the role, those of other shards too, in order."""
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return [value]
+        values: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value)
+        return values
 
     def barrier(self) -> None:
         """Wait for all ranks of the role, those of other shards too."""

@@ -139,9 +139,11 @@ class DsConfig:
     """Load the weights in 4 bit."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     ring_attn_size: int = 1
-    """Size of a ring-attention group."""
+    """Sequence parallelism: so many neighbouring ranks work on the same samples, each on a part of their tokens. Needs
+    --ds.packing_samples."""
     ring_attn_head_stride: int = 1
-    """Heads per ring-attention pass."""
+    """Key heads per rank that the ranks of a sequence group exchange at a time. More are fewer messages and more
+    memory."""
     value_head_prefix: str = "score"
     """Attribute name of the scalar head of critics and reward models. A name stored in the model's config wins."""
     use_universal_ckpt: bool = False
@@ -149,6 +151,11 @@ class DsConfig:
     backend: str = ZERO_BACKEND
     """Function that makes the training engines, as module:function. Another backend than DeepSpeed is chosen here; it
     is given the other --ds.* options."""
+
+    @property
+    def ranks_per_sample(self) -> int:
+        """How many neighbouring ranks are given the same samples."""
+        return self.tensor_parallel_size * self.ring_attn_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +173,8 @@ class TrainBatchConfig:
     where prompts have images: their rows are padded."""
     max_tokens_per_gpu: int = 16192
     """Token budget per device of a forward pass with --train.dynamic_batch_enable. The devices of a tensor-parallel
-    group (--ds.tensor_parallel_size) work on one forward pass, with the budget of all of them."""
+    or sequence group (--ds.tensor_parallel_size, --ds.ring_attn_size) work on one forward pass, with the budget of all
+    of them."""
     share_prompt: Literal["auto", "on", "off"] = "auto"
     """Compute what samples of a micro-batch have in common at their beginning (the prompt of a group, the first turns)
     once, in training and for log-probs and values. The loss and its gradient stay what they are but for rounding. auto:

@@ -75,6 +75,29 @@ def _tensor_parallel(ds: DsConfig) -> Iterator[Conflict]:
         yield Conflict(("ds.load_in_4bit", size), "4-bit weights are not cut", "`ds.tensor_parallel_size` 1")
 
 
+def sequence_conflicts(ds: DsConfig) -> Iterator[Conflict]:
+    """What does not go with rows that are cut over ranks, or has not been shown to give the same numbers with it."""
+    size = "ds.ring_attn_size"
+    if ds.ring_attn_size == 1:
+        if ds.ring_attn_head_stride != 1:
+            problem = "there are no rows cut over ranks, whose heads it counts"
+            yield Conflict(("ds.ring_attn_head_stride", size), problem, "leave `ds.ring_attn_head_stride` out")
+        return
+    if not ds.packing_samples:
+        problem = "packed rows are cut, not padded ones"
+        yield Conflict((size, "ds.packing_samples"), problem, "`ds.packing_samples`")
+    others = {"ds.tensor_parallel_size": ds.tensor_parallel_size > 1, "ds.zpg": ds.zpg > 1}
+    for name in (name for name, given in others.items() if given):
+        yield Conflict((size, name), "they have not been shown to work together", f"`{name}` 1")
+    switches = {
+        "ds.deepcompile": ds.deepcompile,
+        "ds.use_liger_kernel": ds.use_liger_kernel,
+        "ds.load_in_4bit": ds.load_in_4bit,
+    }
+    for name in (name for name, given in switches.items() if given):
+        yield Conflict((size, name), "they have not been shown to work together", f"leave `{name}` out")
+
+
 def optim_conflicts(optim: OptimConfig, ds: DsConfig) -> Iterator[Conflict]:
     """What DeepSpeed's Muon does not do, and would silently ignore."""
     if optim.optim != "muon":

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from openrlhf.learner.collective import rank_and_world
 from openrlhf.learner.engine import TrainingEngine
+from openrlhf.learner.folders.shared import sizes_below
 
 FILE = "reference.safetensors"
 
@@ -50,19 +51,24 @@ class Following:
                 part = torch.lerp(held, part.to(held), self._alpha)
             self._engine.put(parameter, part)
 
-    def save(self, folder: Path) -> None:
-        """Write the whole weights into a new `folder`, of what is kept in float32 that. Collective."""
+    def save(self, folder: Path) -> dict[str, int]:
+        """Write the whole weights into a new `folder`, of what is kept in float32 that. Collective.
+
+        Returns the files that rank 0 has written, with their bytes; {} on the others.
+        """
         state: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
             part = self._engine.part(parameter)
             whole = self._engine.join(parameter, None if part is None else self._exact.get(name, part))
             if whole is not None:
                 state[name] = whole.contiguous()
-        if rank_and_world()[0] == 0:
-            from safetensors.torch import save_file
+        if rank_and_world()[0] != 0:
+            return {}
+        from safetensors.torch import save_file
 
-            folder.mkdir(parents=True, exist_ok=True)
-            save_file(state, str(folder / FILE))
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(state, str(folder / FILE))
+        return sizes_below(folder)
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:

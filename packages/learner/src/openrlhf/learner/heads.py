@@ -161,6 +161,21 @@ class LogitsHead(nn.Module):
 Head = ScalarHead | TokenHead | LogitsHead
 
 
+def at_temperatures(head: TokenHead | LogitsHead, states: Tensor, temperatures: Tensor, own: float) -> Tensor:
+    """States (or logits) [N, .] such that a head at the temperature `own` reads each at its own of `temperatures` [N],
+    where that is not 0. Logits are linear in both, so this is a scale per row.
+
+    Raises ValueError for an output layer with a bias, which such a scale does not reach.
+    """
+    if isinstance(head, TokenHead) and head.output[1] is not None:
+        raise ValueError(
+            "samples at a temperature of their agent's client cannot be scored by an output layer with a bias: use "
+            "`agent.client_sampling` run"
+        )
+    scale = torch.where(temperatures > 0, own / temperatures.clamp(min=1e-6), torch.ones_like(temperatures))
+    return states * scale.to(device=states.device, dtype=states.dtype)[:, None]
+
+
 def token_head(model: Any) -> TokenHead | LogitsHead:
     """The head of a language model."""
     return TokenHead(model.get_output_embeddings()) if plain_head(model) else LogitsHead()

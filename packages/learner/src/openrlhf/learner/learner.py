@@ -1,8 +1,8 @@
 """`Learner`: one rank of one model. It scores batches and, given an optimiser, takes exact optimiser steps.
 
 Methods are collective over the ranks of the role: all of them call, in the same order. A rank without samples passes a
-batch of size 0; the ranks of a tensor-parallel group pass the same one. The learner knows nothing of Ray, of rollouts,
-or of the other roles.
+batch of size 0; the ranks of a tensor-parallel or sequence group pass the same one. The learner knows nothing of Ray,
+of rollouts, or of the other roles.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from openrlhf.core.batch import Batch
 from openrlhf.core.truncation import KeptTokens
 from openrlhf.learner import checkpoint, setup, weights
-from openrlhf.learner.collective import Collective, MetricSums
+from openrlhf.learner.collective import Collective, MetricSums, check_same
 from openrlhf.learner.ema import MovingAverage
 from openrlhf.learner.engine import load_backend
 from openrlhf.learner.export import export_hf
@@ -30,7 +30,7 @@ from openrlhf.learner.lora_stream import Form
 from openrlhf.learner.micro_batches import score_plan, update_plan
 from openrlhf.learner.models import reward_statistics
 from openrlhf.learner.modules import Readings, evaluating
-from openrlhf.learner.objective import ModelOutputs, Objective
+from openrlhf.learner.objective import ModelOutputs, Objective, sum_terms
 from openrlhf.learner.packing import (
     ModelInputs,
     build_inputs,
@@ -39,6 +39,8 @@ from openrlhf.learner.packing import (
     placeholder,
     with_probe,
 )
+from openrlhf.learner.sequence_parallel.check import cut_rows
+from openrlhf.learner.sequence_parallel.group import SequenceGroup
 from openrlhf.learner.shared_check import can_share
 from openrlhf.learner.sharing import worthwhile_families
 from openrlhf.learner.spec import LearnerSpec, Role
@@ -77,6 +79,7 @@ class Learner:
     shares_prompt: whether what samples have in common at their beginning is computed once (`batch.share_prompt`).
     image_probe: one row with an image, of which one token counts as sampled; needed where some micro-batches have
     images and others none (see `packing.with_probe`).
+    sequence: the ranks that work on the same samples with this one (`ds.ring_attn_size`); None: none does.
     lesson: how updates compare this model with a teacher, of which batches tell (`Batch.teacher`); None: not at all.
     """
 
@@ -84,6 +87,7 @@ class Learner:
         self.spec = spec
         self.device = setup.training_device()
         setup.seed_everything(spec.batch.seed, full_determinism=spec.batch.full_determinism_enable)
+        self.sequence = SequenceGroup.of(spec.ds.ring_attn_size)
         self._engine = load_backend(spec.ds.backend)(spec, self.device)
         self.module = self._engine.module
         with self._engine.on_device():
@@ -91,7 +95,10 @@ class Learner:
             if spec.packed:
                 self.module.check_packing(self.device)
             self.shares_prompt = can_share(spec, self.module, self.device)
-        self.collective = Collective(self.device, self._engine.data_group)
+            if self.sequence is not None:
+                cut_rows(spec, self.module, self.sequence, self.device)
+        data_group = self._engine.data_group if self.sequence is None else self.sequence.data_group
+        self.collective = Collective(self.device, data_group)
         self.hidden_size = int(self.module.model.config.get_text_config().hidden_size)
         self.ema = MovingAverage(self._engine, spec.batch.ema_beta) if spec.trained and spec.batch.enable_ema else None
         self.following = None if spec.follow_alpha is None else Following(self._engine, spec.follow_alpha)
@@ -104,6 +111,11 @@ class Learner:
     def reduce_sum(self, tensor: Tensor) -> Tensor:
         """The sum of `tensor` over the ranks, on its own device; the argument is not changed."""
         return self.collective.sum(tensor)
+
+    def _check_batch(self, batch: Batch) -> None:
+        self._engine.check_batch(batch)
+        if self.sequence is not None:
+            check_same(batch, self.sequence.process_group, self.device, "sequence")
 
     # -- scoring
 
@@ -126,7 +138,7 @@ class Learner:
         distribution: what log-probs are of; None: what is trained, as the spec says. at_once: in one forward pass; for
         batches that are known to be small.
         """
-        self._engine.check_batch(batch)
+        self._check_batch(batch)
         plan = [list(range(batch.size))] if at_once else self._score_plan(batch)
         count = len(plan)
         if self._engine.waits_in_forward:
@@ -176,7 +188,7 @@ class Learner:
 
     def tell(self, batch: Batch, lesson: Lesson) -> list[Told]:
         """What this model, as a teacher, tells of the trainable tokens of every row, on the CPU. Collective."""
-        self._engine.check_batch(batch)
+        self._check_batch(batch)
         plan = self._score_plan(batch)
         count = int(self.collective.max(float(len(plan)))) if self._engine.waits_in_forward else len(plan)
         parts = [batch.select(rows) if rows else placeholder() for rows in [*plan, *[[]] * (count - len(plan))]]
@@ -217,7 +229,7 @@ class Learner:
         """
         if not self.spec.trained:
             raise ValueError(f"the {self.spec.role.value} model is frozen: its spec has no optim")
-        self._engine.check_batch(batch)
+        self._check_batch(batch)
         shared, width = self.shares_prompt, self.hidden_size
         plan = update_plan(self.spec, batch, objective.rows_per_unit, shared=shared, hidden_size=width)
         counts, steps, empty_ranks = self.collective.agree(objective.counts(batch), len(plan), batch.size == 0)
@@ -258,7 +270,9 @@ class Learner:
             return readings.anchor(), True
         terms = objective(self._outputs(readings, inputs, part), part)
         sums.add(terms)
-        loss = sum_terms(terms, objective.coefficients, counts, self.collective.world_size)
+        # the ranks of a sequence group have the same loss, and each the gradient of its own tokens
+        ranks = self.collective.world_size * self.spec.ds.ring_attn_size
+        loss = sum_terms(terms, objective.coefficients, counts, ranks)
         if loss is None:
             return readings.anchor(), True
         if self.lesson is not None:  # a term without weight leaves out a head, which ranks without samples visit
@@ -369,27 +383,16 @@ class Learner:
         if self.spec.shares_device:
             setup.give_back(self.device)
 
-    def save_checkpoint(self, folder: str) -> None:
-        """Write everything needed to go on exactly as if never stopped; the caller makes the folder appear at once."""
+    def save_checkpoint(self, folder: str) -> dict[str, int]:
+        """Write everything needed to go on exactly as if never stopped; the caller makes the folder appear at once.
+
+        Returns the files that this rank sees in the folder, with their bytes: the caller has to see those of all ranks.
+        """
         state = {"optimizer_steps": self.optimizer_steps, "skipped_in_a_row": self.skipped_in_a_row}
-        checkpoint.save(self._engine, self.spec.role, self.ema, Path(folder), state)
+        return checkpoint.save(self._engine, self.spec.role, self.ema, Path(folder), state)
 
     def load_checkpoint(self, folder: str) -> None:
         """Restore what `save_checkpoint` wrote; see `checkpoint.load` for the errors."""
         state = checkpoint.load(self._engine, self.spec.role, self.ema, Path(folder))
         self.optimizer_steps = state["optimizer_steps"]
         self.skipped_in_a_row = state["skipped_in_a_row"]
-
-
-def sum_terms(
-    terms: Mapping[str, Any], coefficients: Mapping[str, float], counts: Mapping[str, float], world_size: int
-) -> Tensor | None:
-    """Σ coefficient · total / global count, times world_size because gradients are averaged over ranks."""
-    loss: Tensor | None = None
-    for name, term in terms.items():
-        weight = coefficients.get(name, 0.0)
-        if weight == 0.0 or counts[name] == 0.0:
-            continue
-        part = term.total * (weight * world_size / counts[name])
-        loss = part if loss is None else loss + part
-    return loss

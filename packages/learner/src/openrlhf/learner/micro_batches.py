@@ -46,14 +46,14 @@ def _rows(
         return _by_lengths(spec, lengths, size, max_tokens, hidden_size)
     if not spec.batch.dynamic_batch_enable:
         return family_micro_batches(families, lengths, size)
-    budget = max_tokens * spec.ds.tensor_parallel_size
+    budget = max_tokens * spec.ds.ranks_per_sample
     return family_token_micro_batches(families, lengths, budget, hidden_size=hidden_size)
 
 
 def _by_lengths(spec: LearnerSpec, lengths: list[int], size: int, max_tokens: int, hidden_size: int) -> list[list[int]]:
     if not spec.batch.dynamic_batch_enable:
         return fixed_micro_batches(lengths, size)
-    budget = max_tokens * spec.ds.tensor_parallel_size
+    budget = max_tokens * spec.ds.ranks_per_sample
     if not spec.packed:
         return padded_micro_batches(lengths, budget)
     return token_micro_batches(lengths, budget, hidden_size=hidden_size)

@@ -16,9 +16,19 @@ from torch import Tensor, nn
 
 from openrlhf.core.losses.distill import Teacher
 from openrlhf.core.truncation import KeptTokens
-from openrlhf.learner.heads import Head, LogitsHead, ScalarHead, TokenDistribution, TokenHead, check_plain_head
+from openrlhf.learner.heads import (
+    Head,
+    LogitsHead,
+    ScalarHead,
+    TokenDistribution,
+    TokenHead,
+    at_temperatures,
+    check_plain_head,
+)
 from openrlhf.learner.layers import num_experts
-from openrlhf.learner.packing import ModelInputs
+from openrlhf.learner.packing import ModelInputs, cut_over
+from openrlhf.learner.sequence_parallel.attention import SequenceAttention, SequenceParallel
+from openrlhf.learner.sequence_parallel.slicing import Shares
 from openrlhf.learner.shared_attention import SharedAttention
 from openrlhf.learner.teaching import NO_STATES, Lesson, TeachingHead
 
@@ -53,13 +63,21 @@ class Readings(NamedTuple):
         outputs = [t for t in read if t is not None and t.requires_grad]
         return torch.stack([t.sum() for t in outputs]).sum() * 0.0
 
+    def of_all(self, shares: Shares) -> Readings:
+        """Those of all ranks of a sequence group, from those of this one."""
+        if self.entropy is None:
+            return self._replace(primary=shares.join(self.primary))
+        primary, entropy = shares.join(torch.stack([self.primary, self.entropy], dim=-1)).unbind(-1)
+        return self._replace(primary=primary, entropy=entropy if self.entropy.requires_grad else entropy.detach())
+
 
 class LearnerModule(nn.Module):
     """A model with its head: a language model, or a backbone with a scalar head.
 
     head_name: what a scalar head is called in checkpoints. distribution: what log-probs are of, unless a call says
     otherwise. aux_loss: whether the balance loss of a mixture of experts is computed. flex: whether shared rows go
-    through flex attention.
+    through flex attention. sequence: how rows are cut over ranks, which then all call it with the same inputs and get
+    the same readings; None: they are not.
     """
 
     def __init__(
@@ -73,6 +91,7 @@ class LearnerModule(nn.Module):
         self.distribution = distribution
         self.aux_loss = aux_loss
         self.flex = False
+        self.sequence: SequenceParallel | None = None
 
     @property
     def scalar(self) -> bool:
@@ -106,6 +125,24 @@ class LearnerModule(nn.Module):
 
         lesson with a teacher: also the divergence from it. lesson alone: what this model tells, and no log-probs.
         """
+        how: dict[str, Any] = {"distribution": distribution, "with_entropy": with_entropy}
+        how |= {"entropy_gradient": entropy_gradient, "lesson": lesson, "teacher": teacher}
+        if self.sequence is None:
+            return self._read(inputs, **how)
+        assert lesson is None, "what a teacher tells is of whole rows"
+        part, shares = cut_over(inputs, self.sequence.group)
+        return self._read(part, **how).of_all(shares)
+
+    def _read(
+        self,
+        inputs: ModelInputs,
+        *,
+        distribution: TokenDistribution | None,
+        with_entropy: bool,
+        entropy_gradient: bool,
+        lesson: Lesson | None,
+        teacher: Teacher | None,
+    ) -> Readings:
         by_logits = isinstance(self.head, LogitsHead)
         outputs = self._call(self.model if by_logits else self.backbone, inputs)
         states = (outputs.logits if by_logits else outputs.last_hidden_state).flatten(0, 1)[inputs.select]
@@ -118,10 +155,13 @@ class LearnerModule(nn.Module):
             taught = self.teaching(states, lesson, teacher, self.distribution)
             if teacher is None:
                 return Readings(states.new_zeros(0), None, aux, told=taught)
+        distribution = distribution or self.distribution
+        if inputs.temperatures is not None:
+            states = at_temperatures(self.head, states, inputs.temperatures, distribution.temperature)
         read = self.head(
             states,
             inputs.targets,
-            distribution=distribution or self.distribution,
+            distribution=distribution,
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
             kept=inputs.kept,
@@ -182,13 +222,17 @@ class LearnerModule(nn.Module):
 
         attention_mask stays None: padding is on the right, where a causal model never looks, and in a packed row a
         mask would switch off the separation of the samples. So would a cache. In a shared row `SharedAttention` sees to
-        it, and no mask is read.
+        it, and no mask is read; in a row that is cut over ranks, `SequenceAttention`.
         """
         extra: dict[str, Any] = {"output_router_logits": True} if self.aux_loss else {}
         positions: Tensor | None = inputs.position_ids
         mask: Tensor | None = None
         if inputs.shared is not None:
             extra["attend"] = SharedAttention(inputs.shared, flex=self.flex)
+        if inputs.slices is not None:
+            assert self.sequence is not None
+            extra["attend"] = SequenceAttention(inputs.slices, self.sequence)
+        if "attend" in extra:
             mask = torch.zeros(1, 1, 1, 1, device=inputs.input_ids.device)  # as it is ready, none of [L, L] is made
         if inputs.images is not None:
             extra |= self._image_inputs(inputs.input_ids, inputs.images)
@@ -215,9 +259,10 @@ class LearnerModule(nn.Module):
         from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
         config = self.model.config.get_text_config()
-        loss = load_balancing_loss_func(
-            outputs.router_logits, num_experts(config), config.num_experts_per_tok, inputs.token_weights
-        )
+        logits: Any = outputs.router_logits
+        if inputs.slices is not None:  # no mean over tokens: it has to see all of them
+            logits = inputs.slices.tokens(inputs.input_ids.device).join(torch.stack(logits, dim=1)).unbind(1)
+        loss = load_balancing_loss_func(logits, num_experts(config), config.num_experts_per_tok, inputs.token_weights)
         assert isinstance(loss, Tensor), "a mixture of experts returns its router logits"
         return loss
 

@@ -208,3 +208,17 @@ class ValueObjective:
             value_clip=self.value_clip,
         )
         return {"critic_loss": loss} | balance_term(outputs)
+
+
+def sum_terms(
+    terms: Mapping[str, LossOutput], coefficients: Mapping[str, float], counts: Mapping[str, float], world_size: int
+) -> Tensor | None:
+    """Σ coefficient · total / global count, times world_size because gradients are averaged over so many ranks."""
+    loss: Tensor | None = None
+    for name, term in terms.items():
+        weight = coefficients.get(name, 0.0)
+        if weight == 0.0 or counts[name] == 0.0:
+            continue
+        part = term.total * (weight * world_size / counts[name])
+        loss = part if loss is None else loss + part
+    return loss

@@ -16,6 +16,8 @@ from torch import Tensor
 from openrlhf.core.batch import Batch
 from openrlhf.core.truncation import KeptTokens
 from openrlhf.learner.batching import Family
+from openrlhf.learner.sequence_parallel.group import SequenceGroup
+from openrlhf.learner.sequence_parallel.slicing import Shares, Slices
 from openrlhf.learner.sharing import SharedLayout, lay_out
 
 
@@ -31,8 +33,10 @@ class ModelInputs:
     token_weights: [R, L] of how many samples each token is one: 0 (padding) or 1, and more where samples share it.
     images: the model's inputs beside the tokens (pixel_values, ...), of all images of the rows in order.
     kept: the N sets that log-probs are over, of a batch that has them.
+    temperatures: [N] of the targets that were sampled at another than the run's, else 0.
     unread: how many of the last results belong to no row of the batch (see `with_probe`).
     shared: how samples share their beginnings; None: they do not.
+    slices: how the row is cut over ranks, of which this has one part (`cut_over`); None: it is whole.
     """
 
     input_ids: Tensor
@@ -44,8 +48,10 @@ class ModelInputs:
     token_weights: Tensor
     images: dict[str, Tensor] | None = None
     kept: KeptTokens | None = None
+    temperatures: Tensor | None = None
     unread: int = 0
     shared: SharedLayout | None = None
+    slices: Slices | None = None
 
     def scatter(self, values: Tensor, shape: torch.Size) -> Tensor:
         """[N] results to [B, T], 0 elsewhere; differentiable."""
@@ -71,7 +77,9 @@ def build_inputs(
         kept = None
     assert kept is None or len(kept.counts) == len(rows), "a batch's kept sets are those of its action tokens"
     states = (cols - 1).clamp(min=0)
-    return replace(_inputs(batch, rows, cols, states, packed=packed, families=families), kept=kept)
+    temperatures = None if batch.temperatures is None else batch.temperatures[rows, cols]
+    inputs = _inputs(batch, rows, cols, states, packed=packed, families=families)
+    return replace(inputs, kept=kept, temperatures=temperatures)
 
 
 def build_last_token_inputs(batch: Batch, *, packed: bool, families: Sequence[Family] | None = None) -> ModelInputs:
@@ -145,10 +153,33 @@ def with_probe(batch: Batch, probe: Batch) -> ModelInputs:
         attention_mask=stack(batch.attention_mask, probe.attention_mask),
         action_mask=stack(batch.action_mask, probe.action_mask),
         index=torch.cat([batch.index, probe.index.to(batch.index.device)]),
+        temperatures=None if batch.temperatures is None else stack(batch.temperatures, torch.zeros(probe.tokens.shape)),
         kept=None if batch.kept is None else [*batch.kept, KeptTokens.whole(int(probe.action_mask.sum()))],
         extra=None if probe.extra is None else {k: [None] * size + v for k, v in probe.extra.items()},
     )
     return replace(build_inputs(extended, extended.action_mask, packed=False), unread=1)
+
+
+def cut_over(inputs: ModelInputs, group: SequenceGroup) -> tuple[ModelInputs, Shares]:
+    """This rank's part of a packed row and the readings at its tokens, and which rank has which of all readings.
+
+    Position ids stay those in the samples; token_weights stay those of the whole row, with its filling.
+    """
+    slices, device = Slices.of(inputs.position_ids, group), inputs.input_ids.device
+    readings, tokens = Shares(slices.owner(inputs.select), group), slices.tokens(device)
+    filling = torch.arange(2 * group.size, device=device)
+    lacking = slices.length - inputs.input_ids.shape[1]
+    part = replace(
+        inputs,
+        input_ids=slices.cut(inputs.input_ids, torch.zeros_like(filling)),
+        position_ids=slices.cut(inputs.position_ids, filling),
+        select=tokens.within[inputs.select[readings.mine]],
+        targets=inputs.targets[readings.mine],
+        temperatures=None if inputs.temperatures is None else inputs.temperatures[readings.mine],
+        token_weights=torch.nn.functional.pad(inputs.token_weights, (0, lacking)),
+        slices=slices,
+    )
+    return part, readings
 
 
 def has_images(batch: Batch) -> bool:

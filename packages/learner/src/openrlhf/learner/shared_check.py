@@ -62,6 +62,8 @@ def sharing_problem(spec: LearnerSpec, module: LearnerModule, device: torch.devi
 def ruled_out(spec: LearnerSpec, module: LearnerModule, device: torch.device) -> str | None:
     """What options and the model's configuration say."""
     config, kernel = module.model.config, spec.ds.attn_implementation
+    if spec.ds.ring_attn_size > 1:
+        return "`ds.ring_attn_size` cuts rows over ranks"
     if spec.ds.deepcompile:
         return "`ds.deepcompile` compiles the model without it"
     if spec.trained and spec.ds.lora.rank > 0 and spec.ds.lora.dropout > 0:
@@ -85,7 +87,7 @@ def flex_works(module: LearnerModule, device: torch.device) -> bool:
     config = module.model.config.get_text_config()
     heads, width = config.num_attention_heads, config.hidden_size // config.num_attention_heads
     groups, width = getattr(config, "num_key_value_heads", None) or heads, getattr(config, "head_dim", None) or width
-    batch, families = _few_tokens()
+    batch, families = few_tokens()
     layout = lay_out(batch.to(device), families)
     generator = torch.Generator().manual_seed(0)
     dtype, shapes = next(module.parameters()).dtype, [(1, n, len(layout.cells), width) for n in (heads, groups, groups)]
@@ -109,14 +111,15 @@ def _tried_out(implementation: str, module: LearnerModule, device: torch.device)
     """What the model itself says."""
     try:
         with torch.no_grad(), evaluating(module):
-            return _unheard(implementation, module, device) or _differs(module, device)
+            return unheard(implementation, module, device) or _differs(module, device)
     except UnknownOptionError as error:
         return str(error)
     except (TypeError, RuntimeError) as error:  # a model that takes no further arguments, a kernel that fails
         return f"it fails on a few tokens: {error}"
 
 
-def _unheard(implementation: str, module: LearnerModule, device: torch.device) -> str | None:
+def unheard(implementation: str, module: LearnerModule, device: torch.device) -> str | None:
+    """Why not every layer leaves its attention to `attend` and says which tokens it sees; None where all do."""
     tokens = torch.arange(1, 5, device=device)[None]
     places = torch.arange(4, device=device)[None]
     with listening(implementation) as ears:
@@ -128,7 +131,7 @@ def _unheard(implementation: str, module: LearnerModule, device: torch.device) -
 
 
 def _differs(module: LearnerModule, device: torch.device) -> str | None:
-    batch, families = _few_tokens()
+    batch, families = few_tokens()
     batch = batch.to(device)
     apart, shared = (build_inputs(batch, batch.action_mask, packed=False, families=f) for f in (None, families))
     want, got = module.states(apart).float(), module.states(shared).float()
@@ -139,7 +142,7 @@ def _differs(module: LearnerModule, device: torch.device) -> str | None:
     return None if worst <= limit else f"its states differ by {worst:.1g} of the largest"
 
 
-def _few_tokens() -> tuple[Batch, list[Family]]:
+def few_tokens() -> tuple[Batch, list[Family]]:
     """Three rows with 12 tokens in common, and one alone."""
     common = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
     rows = [[*common, *tail] for tail in ([2, 7, 1], [8, 2], [8, 1, 8, 2])] + [[7, 7, 2, 1, 5]]

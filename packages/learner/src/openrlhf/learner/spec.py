@@ -9,7 +9,13 @@ from operator import attrgetter
 
 from openrlhf.core.config import NO_TRUNCATION, Truncation
 from openrlhf.learner.config import DsConfig, ModelConfig, OptimConfig, TrainBatchConfig
-from openrlhf.learner.constraints import Conflict, balance_conflicts, ds_conflicts, optim_conflicts
+from openrlhf.learner.constraints import (
+    Conflict,
+    balance_conflicts,
+    ds_conflicts,
+    optim_conflicts,
+    sequence_conflicts,
+)
 
 
 class Role(StrEnum):
@@ -71,16 +77,20 @@ class LearnerSpec:
             raise ValueError(f"`temperature` must be > 0 to train, got {self.temperature!r}")
         if self.ds.zero_stage not in (0, 1, 2, 3):
             raise ValueError(f"`ds.zero_stage` must be 0, 1, 2 or 3, got {self.ds.zero_stage!r}")
-        if self.ds.ring_attn_size > 1:
-            raise ValueError(f"`ds.ring_attn_size` {self.ds.ring_attn_size!r} is not supported: leave it at 1")
         for conflict in self._conflicts():
             said = " and ".join(f"`{name}` {attrgetter(name)(self)!r}" for name in conflict.names)
             raise ValueError(f"{said}: {conflict.problem}. Fix: {conflict.fix}")
+        if self.ds.ring_attn_size > 1 and self.truncation.active:
+            raise ValueError(
+                f"`ds.ring_attn_size` {self.ds.ring_attn_size!r}: the tokens that sampling keeps are found in whole "
+                "rows. Fix: `ds.ring_attn_size` 1"
+            )
         if self.optim is not None and self.max_optimizer_steps < 1:
             raise ValueError(f"max_optimizer_steps must be at least 1, got {self.max_optimizer_steps!r}")
 
     def _conflicts(self) -> Iterator[Conflict]:
         yield from ds_conflicts(self.ds, trained=self.trained)
+        yield from sequence_conflicts(self.ds)
         if self.optim is not None:
             yield from optim_conflicts(self.optim, self.ds)
             yield from balance_conflicts(self.model, self.aux_loss_coef)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from openrlhf.core.batch import Batch
+from openrlhf.learner.collective import check_same
 from openrlhf.learner.spec import LearnerSpec
 
 INSTEAD = "use `ds.zero_stage` 3 to split the model"
@@ -154,11 +155,6 @@ class TensorParallel:
         return (square + norm.double() ** 2).sqrt()
 
     def check_same(self, batch: Batch) -> None:
-        """The ranks of a group were given the same samples. Nothing else would notice: the shards just disagree."""
-        if self.group is None:
-            return
-        weights = torch.arange(1, batch.size + 1, device=batch.tokens.device)[:, None]
-        mine = torch.tensor([batch.size, int((batch.tokens * weights).sum())], device=self.device)
-        parts = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(parts, mine, group=self.group)
-        assert all(torch.equal(part, mine) for part in parts), "ranks of a tensor-parallel group got different samples"
+        """The ranks of a group were given the same samples."""
+        if self.group is not None:
+            check_same(batch, self.group, self.device, "tensor-parallel")
