@@ -19,6 +19,7 @@ from openrlhf.launcher.supervised_config import PreferenceDataConfig, SftDataCon
 from support.chat_families import FAMILIES
 from support.chat_sweep import family_tokenizer
 from support.launcher_tokenizer import CHATML, byte_tokenizer
+from support.token_caches import token_cache
 
 Q, A = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 THOUGHT = {"role": "assistant", "content": "a", "reasoning_content": "First I look at it."}
@@ -39,12 +40,19 @@ def prompts(path: str, policy: str) -> int:
 
 def sft(path: str, policy: str, **options: Any) -> None:
     data = SftDataConfig(input_key="chat", apply_chat_template=True, **options)
-    load_supervised(path, make_task(TrainSFTConfig(data=data), QWQ).reader, max_samples=99, seed=1, dropped_text=policy)
+    load_supervised(
+        path,
+        make_task(TrainSFTConfig(data=data), QWQ).reader,
+        token_cache(path),
+        max_samples=99,
+        seed=1,
+        dropped_text=policy,
+    )
 
 
 def pairs(path: str, policy: str) -> None:
     task = make_task(TrainRMConfig(data=PreferenceDataConfig(apply_chat_template=True)), QWQ)
-    load_supervised(path, task.reader, max_samples=99, seed=1, dropped_text=policy)
+    load_supervised(path, task.reader, token_cache(path), max_samples=99, seed=1, dropped_text=policy)
 
 
 @pytest.mark.parametrize(("turn", "key"), [(THOUGHT, "reasoning_content"), (INLINE, "content")])
@@ -100,7 +108,7 @@ def test_t05_nothing_is_said_of_a_template_that_keeps_it(tmp_path: Path, caplog:
     data = SftDataConfig(input_key="chat", apply_chat_template=True, multiturn=True)
     path = write(tmp_path / "a.jsonl", {"chat": [Q, THOUGHT, Q, THOUGHT]})
     reader = make_task(TrainSFTConfig(data=data), tokenizer).reader
-    load_supervised(path, reader, max_samples=9, seed=1, dropped_text="error")
+    load_supervised(path, reader, token_cache(path), max_samples=9, seed=1, dropped_text="error")
     assert caplog.messages == []
 
 

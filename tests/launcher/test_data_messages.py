@@ -16,6 +16,7 @@ from openrlhf.launcher.data.supervised import SupervisedDataset, load_supervised
 from openrlhf.launcher.supervised.task import make_task
 from openrlhf.launcher.supervised_config import PreferenceDataConfig, SftDataConfig, TrainRMConfig, TrainSFTConfig
 from support.launcher_tokenizer import CHATML, byte_tokenizer
+from support.token_caches import token_cache
 
 U, A, E = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>"
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
@@ -33,13 +34,13 @@ def text(dataset: SupervisedDataset, row: int = 0) -> str:
 def sft(path: str, **options: Any) -> SupervisedDataset:
     data = SftDataConfig(input_key="chat", apply_chat_template=True, **options)
     task = make_task(TrainSFTConfig(data=data), byte_tokenizer(chat_template=CHATML))
-    return load_supervised(path, task.reader, max_samples=9, seed=1)
+    return load_supervised(path, task.reader, token_cache(path), max_samples=9, seed=1)
 
 
 def pairs(path: str, **options: Any) -> SupervisedDataset:
     data = PreferenceDataConfig(apply_chat_template=True, **options)
     task = make_task(TrainRMConfig(data=data), byte_tokenizer(chat_template=CHATML))
-    return load_supervised(path, task.reader, max_samples=9, seed=1)
+    return load_supervised(path, task.reader, token_cache(path), max_samples=9, seed=1)
 
 
 @pytest.mark.parametrize("spell", [json.dumps, repr, lambda m: json.dumps(m, indent=1), lambda m: " " + json.dumps(m)])

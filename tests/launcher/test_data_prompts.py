@@ -9,7 +9,8 @@ import pytest
 
 from openrlhf.agents.sampling import sample_seed
 from openrlhf.launcher.config import DataConfig
-from openrlhf.launcher.data.prompts import PromptDataset, load_prompts, truncate_left
+from openrlhf.launcher.data.prompt_reader import truncate_left
+from openrlhf.launcher.data.prompts import PromptDataset, load_prompts
 from support.launcher_tokenizer import ALTERNATING, CHATML, LLAMA_LIKE, byte_tokenizer
 
 ARGUMENTS = ("max_new_tokens", "dataset", "split", "special_tokens", "image_token")

@@ -24,6 +24,7 @@ from openrlhf.launcher.supervised_config import (
     TrainSFTConfig,
 )
 from support.launcher_tokenizer import CHATML, WITH_TOOLS, byte_tokenizer
+from support.token_caches import token_cache
 
 E = "<|im_end|>"
 
@@ -45,7 +46,7 @@ def load(
     config: TrainSFTConfig | TrainRMConfig, path: str, template: str = CHATML, **options: Any
 ) -> SupervisedDataset:
     task = make_task(config, byte_tokenizer(chat_template=template))
-    return load_supervised(path, task.reader, **{"max_samples": 1000, "seed": 1, **options})
+    return load_supervised(path, task.reader, token_cache(path), **{"max_samples": 1000, "seed": 1, **options})
 
 
 def sft(path: str, *, template: str = CHATML, model: SftModelConfig | None = None, **data: Any) -> SupervisedDataset:

@@ -14,6 +14,7 @@ import pytest
 
 from openrlhf.launcher.commands import COMMANDS, TRAIN_PPO_RAY, Command
 from openrlhf.launcher.parsing import parse
+from openrlhf.launcher.slurm.runs import SELFCHECK, read_run
 from openrlhf.launcher.subcommand_parser import split_at_dashes
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,8 @@ def commands(text: str) -> list[tuple[Command, list[str]]]:
             elif modules:
                 found.append((COMMANDS[modules[0].removeprefix("openrlhf.cli.")], words[words.index(modules[0]) + 1 :]))
             elif words and words[0] == "openrlhf-launch" and "--" in words:
-                found.append((TRAIN_PPO_RAY, split_at_dashes(words)[1]))
+                run = read_run(split_at_dashes(words)[1])
+                found += [(run.command, list(run.flags))] if run.name != SELFCHECK else []
             elif words and words[0] in ("bash", "sbatch"):
                 found += [
                     (COMMANDS.get(Path(w).stem, TRAIN_PPO_RAY), words[i + 1 :])

@@ -174,6 +174,9 @@ def test_l01_every_other_command_names_what_exists(page: Path) -> None:
                 assert importlib.util.find_spec(line.words[i + 1]) is not None, line.words[i + 1]
         if line.words[0] == "openrlhf-launch":
             assert line.words[1] in (*SUBCOMMANDS, "--help")
+        if line.words[:2] == ["openrlhf-launch", "slurm"] and not rl_flags(line):
+            pytest.importorskip("submitit")
+            assert main(["slurm", "--dry-run", *(w for w in line.words[2:] if w != "--wait")]) == 0, line.words
         if line.module and line.module != "train_ppo_ray":
             processes = [line.words[i + 1] for i, w in enumerate(line.words) if w == "--nproc-per-node"]
             machine = Machine(gpus=int(processes[0]) if processes else 8)

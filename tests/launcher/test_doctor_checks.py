@@ -16,6 +16,7 @@ from openrlhf.launcher.doctor.checks import (
     accelerators,
     distributions,
     foreign_openrlhf,
+    graded_programs,
     limits,
     packages,
     ray_surroundings,
@@ -128,6 +129,12 @@ def test_slurm_programs() -> None:
     assert slurm_programs(dict.fromkeys(names, "/bin/x"))[0].what == "Slurm"
     (some,) = slurm_programs({"sbatch": "/bin/x", "srun": "/bin/x", "sacct": None})
     assert (some.what, some.fix) == ("Slurm without sacct", "states are read from the other programs")
+
+
+def test_what_keeps_graded_programs_apart() -> None:
+    levels = {kind: graded_programs(kind, "install it")[0].level for kind in ("bubblewrap", "landlock", "none")}
+    assert levels == {"bubblewrap": "ok", "landlock": "ok", "none": "warning"}
+    assert graded_programs("none", "install it")[0].fix == "install it"
 
 
 def test_a_port_in_use_is_seen() -> None:

@@ -46,6 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "adapter").mkdir()
     (folder / "adapter" / "adapter_config.json").write_text("{}", encoding="utf-8")
     (folder / "reward.py").write_text("def reward_func(queries, prompts, labels): ...\n", encoding="utf-8")
+    (folder / "table.toml").write_text("[a]\nratio = -1\n", encoding="utf-8")
     (folder / "syntax.py").write_text("def reward_func(queries:\n", encoding="utf-8")
     (folder / "rows.jsonl").write_text(json.dumps({"input": "a", "answer": "b"}) + "\n", encoding="utf-8")
     (folder / "bad.jsonl").write_text("{'input': 'a'}\n", encoding="utf-8")
@@ -60,10 +61,17 @@ CASES = [
     ("train_ppo_ray", f"{RL} --data.prompt_dataset rows.jsonl,./none", "--data.prompt_dataset: not found: none"),
     ("train_ppo_ray", f"{RL} --data.input_key text", "--data.input_key 'text': rows.jsonl has no such field"),
     ("train_ppo_ray", f"{RL} --data.label_key label", "--data.label_key 'label': rows.jsonl has no such field"),
+    ("train_ppo_ray", f"{RL} --data.extra_keys level", "--data.extra_keys 'level': rows.jsonl has no such field"),
     ("train_ppo_ray", f"{RL} --data.prompt_dataset rows.csv", "--data.input_key 'input': rows.csv has no such field"),
     ("train_ppo_ray", f"{RL} --data.prompt_dataset bad.jsonl", "bad.jsonl, line 1: not valid JSON"),
     ("train_ppo_ray", f"{RL} --eval.dataset none.jsonl --eval.steps 1", "--eval.dataset: not found: none.jsonl"),
     ("train_ppo_ray", f"{RL} --reward.remote_url none.py", "none.py"),
+    (
+        "train_ppo_ray",
+        f"{RL} --train.agent_func_path none.toml",
+        "--train.agent_func_path: file not found: 'none",
+    ),
+    ("train_ppo_ray", f"{RL} --train.agent_func_path table.toml", "--train.agent_func_path 'table.toml', [a]: ratio"),
     ("train_ppo_ray", f"{RL} --reward.remote_url syntax.py", "syntax error"),
     ("train_ppo_ray", f"{RL} --ds.packing_samples --reward.remote_url none.py", "none.py"),
     ("train_sft", f"{SFT} --model.model_name_or_path ./none", "--model.model_name_or_path './none': not found"),

@@ -41,7 +41,7 @@ def test_means_and_rates() -> None:
 
 
 def fleet(*, stats: bool) -> Any:
-    return SimpleNamespace(specs=[EngineSpec(model="m", stats=stats)] * 2, engines=[0, 1], _totals={})
+    return SimpleNamespace(_like=EngineSpec(model="m", stats=stats), engines=[0, 1], _totals={})
 
 
 def test_a_step_is_the_difference_of_two_readings_over_all_engines(monkeypatch: pytest.MonkeyPatch) -> None:

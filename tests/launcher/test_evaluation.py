@@ -10,26 +10,13 @@ import pytest
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.samples import Group
-from openrlhf.launcher.trainer.evaluation import ToldPipeline, evaluate, evaluation_metrics, unbiased_pass_at_k
+from openrlhf.launcher.trainer.evaluation import ToldPipeline, evaluate, evaluation_metrics
 from support.trainer_fakes import FAILED, GOOD, fake_run
 
 
 def group(name: str, rewards: list[float | None]) -> Group:
     samples = [FAILED if r is None else replace(GOOD, reward=r) for r in rewards]
     return Group(prompt=PromptItem(group_id="g", prompt="p", datasource=name), samples=samples, handle=None)
-
-
-@pytest.mark.parametrize(
-    ("correct", "total", "k", "value"),
-    [(0, 4, 2, 0.0), (1, 4, 1, 0.25), (1, 4, 2, 0.5), (3, 4, 2, 1.0), (4, 4, 4, 1.0)],
-)
-def test_unbiased_estimator(correct: int, total: int, k: int, value: float) -> None:
-    assert unbiased_pass_at_k(correct, total, k) == pytest.approx(value)
-
-
-def test_k_must_fit() -> None:
-    with pytest.raises(ValueError, match="k=5 of 4"):
-        unbiased_pass_at_k(1, 4, 5)
 
 
 def test_datasets_are_kept_apart() -> None:

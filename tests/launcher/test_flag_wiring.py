@@ -34,7 +34,7 @@ REFUSED = "refused"
 CONTROLLER = re.compile(
     r"train\.(num_episodes|max_steps|agent_func_path|async_queue_size|max_staleness|partial_.*)|critic\.(freezing_steps|save_value_network)|agent\.num_workers"
     r"|data\.(?!max_len|overlong|disable|max_images).*|(eval|ckpt|logger)\..*|vllm\.sync_(tolerance|bucket_mb)"
-    r"|ref\.api_key|algo\.kl\.(target|horizon)|reward\.(?!num_|offload|timeout|api_key).*"
+    r"|ref\.api_key|algo\.kl\.(target|horizon)|reward\.(?!num_|offload|timeout|api_key|processes|max_memory|choose_by).*|judge\..*"
 )
 """Flags that the controller itself honours; all others must change what some worker is started with."""
 
@@ -114,7 +114,11 @@ def test_t10_every_sample_stops_where_the_chat_template_ends_a_turn() -> None:
     assert agent_spec(config, prepared).settings.sampling.stop_token_ids == (5, 7)
 
 
-NEEDED: dict[str, dict[str, Any]] = {"ds.load_in_4bit": {"ds.lora.rank": 3}, "vllm.lora_push": {"ds.lora.rank": 3}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "ds.load_in_4bit": {"ds.lora.rank": 3},
+    "ds.ring_attn_head_stride": {"ds.ring_attn_size": 2},
+    "vllm.lora_push": {"ds.lora.rank": 3},
+}
 """What a flag needs beside it."""
 
 
@@ -178,6 +182,8 @@ CALLED = {
     "train.agent_func_path": "load_executor",
     "train.partial_rollout_recompute_kv": "clear_cache",
     "data.prompt_split": "split=split",
+    "judge.max_concurrency": "concurrency",
+    "reward.choose_by": "chosen",
     "vllm.lora_push": "lora_rank",
     "vllm.stats_enable": "stats=",
     "vllm.sync_bucket_mb": "bucket_bytes",
@@ -185,6 +191,7 @@ CALLED = {
     "ds.use_liger_kernel": "apply_liger",
     "ds.enable_sleep": "sleep(",
     "ds.tensor_parallel_size": "shard_layouts",
+    "ds.ring_attn_size": "sequence_steps",
     "ds.packing_samples": "packed=True",
     "ds.lora.rslora": "rslora-2",
     "ds.lora.dora": "dora-2",

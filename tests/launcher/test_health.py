@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from openrlhf.launcher.health.checks import ALARMS, Expected
 from openrlhf.launcher.health.observation import Observation
-from openrlhf.launcher.health.watch import QUIET, HealthWatch, health_watch
+from openrlhf.launcher.health.watch import QUIET, HealthWatch, News, health_watch
 from openrlhf.launcher.record.reader import Record
 from openrlhf.launcher.record.run_record import RunRecord
 from openrlhf.launcher.signals import ALARM_EXIT, StoppedByAlarm, saved
@@ -68,14 +69,73 @@ def observation(step: int, **metrics: float) -> Observation:
 
 def test_an_alarm_is_told_once_until_it_has_been_quiet() -> None:
     watch = HealthWatch(Expected(max_norm=1.0))
-    kl = [2.0] * 4 + [0.1] + [2.0] * 2 + [0.1] * QUIET + [0.1] + [2.0] * 2
+    kl = [0.1] + [2.0] * 4 + [0.1] + [2.0] * 2 + [0.1] * QUIET + [0.1] + [2.0] * 2
     news = [n for step, value in enumerate(kl, 1) for n in watch.see(observation(step, kl=value))]
-    assert [(n.step, n.state) for n in news] == [(2, "raised"), (7 + QUIET, "cleared"), (13, "raised")]
+    assert [(n.step, n.state) for n in news] == [(3, "raised"), (8 + QUIET, "cleared"), (14, "raised")]
     assert watch.active == ["kl_runaway"]
     assert str(news[0]) == (
-        "step 2: kl_runaway: the KL to the reference is 2 nats per token. What helps: --algo.kl.init_coef, "
-        "--actor.adam.lr"
+        "step 3: kl_runaway: the KL to the reference is 2 nats per token, and was 0.1. What helps: "
+        "--algo.kl.init_coef, --actor.adam.lr"
     )
+
+
+def test_a_policy_that_comes_closer_to_a_teacher_does_not_leave_it() -> None:
+    watch = HealthWatch(Expected(max_norm=1.0))
+    kl = [1.2, 1.6, 1.5, 0.9, 1.1, 0.4, 0.1]
+    assert [n for step, value in enumerate(kl, 1) for n in watch.see(observation(step, kl=value))] == []
+    assert [n.step for n in watch.see(observation(8, kl=1.0)) + watch.see(observation(9, kl=1.5))] == [9]
+
+
+@pytest.mark.parametrize("sickness", [s for s in SICK if s.name != "length_growth"], ids=lambda s: s.name)
+def test_a_resumed_run_tells_what_the_whole_one_does(sickness: Sickness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken off after every step; a trend alone needs its steps anew."""
+    seen: list[Observation] = []
+    whole: list[News] = []
+    see = HealthWatch.see
+
+    def kept(watch: HealthWatch, now: Observation) -> list[News]:
+        seen.append(now)
+        whole.extend(found := see(watch, now))
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HealthWatch, "see", kept)
+        run = sick_run(sickness)
+        run.run()
+    told, state = [], None
+    for observation in seen:
+        watch = health_watch(run.config)
+        assert watch is not None
+        if state is not None:
+            watch.load_state_dict(json.loads(state))
+        told += watch.see(observation)
+        state = json.dumps(watch.state_dict(), allow_nan=False)
+    assert [n.name for n in whole if n.state == "raised"].count(sickness.name) >= 1
+    assert [(n.step, n.name, n.state) for n in told] == [(n.step, n.name, n.state) for n in whole]
+
+
+def test_a_resumed_run_that_alarms_end_is_ended_by_what_still_stands(tmp_path: Path) -> None:
+    sickness = next(s for s in SICK if s.name == "gradient_zero")
+    flags: dict[str, Any] = {"logger__health": "stop", "ckpt__path": str(tmp_path / "checkpoints")}
+    with pytest.raises(StoppedByAlarm):
+        sick_run(sickness, **flags).run()
+    again = sick_run(sickness, **flags, ckpt__load_enable=True)
+    again.sink.first = 4
+    with pytest.raises(StoppedByAlarm, match="stopped after step 6 "):
+        again.run()
+
+
+def test_a_checkpoint_from_before_alarms_is_read(tmp_path: Path) -> None:
+    healthy = Sickness(name="none")
+    flags = {"ckpt__path": str(tmp_path), "ckpt__save_steps": 1, "train__max_steps": 2}
+    sick_run(healthy, **flags).run()
+    [*_, file] = sorted(tmp_path.rglob("trainer.json"))
+    state = json.loads(file.read_text())
+    del state["health"]
+    file.write_text(json.dumps(state))
+    resumed = sick_run(healthy, **(flags | {"train__max_steps": 3}), ckpt__load_enable=True)
+    resumed.sink.first = 3
+    assert resumed.run().steps == 3
 
 
 def test_stop_saves_and_ends_the_run(tmp_path: Path) -> None:

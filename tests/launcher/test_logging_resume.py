@@ -112,9 +112,6 @@ class FakeWandb(types.ModuleType):
         self.offline = offline
         self.runs: dict[str, list[dict[str, Any]]] = {}
 
-    def login(self, **options: Any) -> None:
-        del options
-
     def Settings(self, **options: Any) -> dict[str, Any]:  # noqa: N802  wandb's name
         return options
 

@@ -60,6 +60,8 @@ RL = {
     "async": f"{START} {NODES} {ENGINES} {RLVR} --async_train --async_queue_size 2 --partial_rollout",
     "budgets": f"{START} {SHARED} {RLVR} --packing_samples --use_dynamic_batch --train_max_tokens_per_gpu 16192"
     " --rollout_max_tokens_per_gpu 32768",
+    "ring": f"{START} {NODES} {CRITIC} {ENGINES} --colocate_actor_ref --packing_samples --ring_attn_size 2"
+    " --ring_head_stride 2",
     "weight transfer": f"{START} {NODES} {CRITIC} {ENGINES} --vllm_sync_backend nccl --vllm_sync_with_ray",
     "evaluation": f"{START} {SHARED} {CRITIC} --eval_dataset org/test --eval_split test --eval_steps 10"
     " --eval_temperature 0.6 --eval_n_samples_per_prompt 8",
@@ -91,6 +93,13 @@ SUPERVISED = {
         TRAIN_DPO,
         "--pretrain m --ref_pretrain r --dataset d --chosen_key chosen --rejected_key rejected --beta 0.1 --ipo"
         " --label_smoothing 0 --nll_loss_coef 0.1 --adam_betas 0.9 0.95 --ref_offload --use_liger_kernel --flash_attn",
+    ),
+    "dpo, ring": (
+        TRAIN_DPO,
+        "--pretrain m --dataset d --chosen_key chosen --rejected_key rejected --apply_chat_template --beta 0.1 --bf16"
+        " --train_batch_size 256 --micro_train_batch_size 1 --max_len 8192 --zero_stage 3 --learning_rate 5e-7"
+        " --ring_attn_size 2 --ring_head_stride 2 --packing_samples --flash_attn --load_checkpoint"
+        " --gradient_checkpointing",
     ),
 }
 CASES = [(name, TRAIN_PPO_RAY, line) for name, line in RL.items()]

@@ -1,4 +1,4 @@
-"""What `openrlhf-launch plan` says of a run with adapters: one model of seven billion weights on one card."""
+"""What `openrlhf-launch plan` says of runs with adapters, and with a judge: models of seven billion weights."""
 
 from __future__ import annotations
 
@@ -93,3 +93,22 @@ def test_adapters_are_counted_as_peft_makes_them(
     config.save_pretrained(tmp_path)
     real = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert read_shape(str(tmp_path)).adapter_parameters(lora) == real
+
+
+def test_a_judge_takes_devices_and_memory_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SEVEN_B))
+    judge = f"--reward.remote_url quality=judge --judge.rubric r.toml --judge.model_name_or_path {tmp_path}"
+    judge += " --judge.num_engines 2 --judge.tensor_parallel_size 2"
+    plans = []
+    for words in ("", judge):
+        flags = [*shlex.split(LORA_RUN), "--actor.model_name_or_path", str(tmp_path), *words.split()]
+        assert main(["plan", "--gpus", "8", "--gpu-memory", "80", "--json", "--", *flags]) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    before, plan = plans
+    assert plan["gpus"]["shares"] == before["gpus"]["shares"] | {"judge": 4}
+    assert {"members": "judge", "devices": 4, "detail": "2 engines x TP 2"} in plan["placement"]
+    assert plan["parameters"]["judge"] == 7_615_616_512
+    parts = {part["name"]: part["bytes"] for part in plan["memory"] if part["group"] == "judge"}
+    assert parts["parameters"] == 7_615_616_512 * 2 // 2
+    assert parts["kv_cache"] > 0
+    assert plan["totals"]["judge"]["training"] == sum(parts.values())

@@ -48,5 +48,5 @@ def test_l12_the_plan_refuses_what_the_run_refuses(
 
 def test_l12_the_lines_break_something() -> None:
     assert "--vllm.sync_with_ray" in LINES
-    assert "--ds.ring_attn_size 7" in LINES
+    assert "--ds.ring_attn_size 3" in LINES
     assert len(LINES) > 80

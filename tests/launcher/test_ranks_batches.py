@@ -198,3 +198,14 @@ def test_dealing_anew_mixes_and_stays_balanced() -> None:
     cut, same_seed, own_seeds = imbalance(shares), imbalance(dealt), imbalance(alone)
     print(f"fullest rank over mean: cut {cut:.3f}, dealt {same_seed:.3f}, each with a seed of its own {own_seeds:.3f}")
     assert same_seed - 1 < 0.5 * (own_seeds - 1)
+
+
+def test_temperatures_of_turns_that_had_their_own() -> None:
+    warm = [Turn(start=2, end=4, finish_reason="stop", temperature=1.5), Turn(start=5, end=6, finish_reason="stop")]
+    batch = build_batch([trajectory(turns=warm), SHORT], indices=[0, 1], rewards=[0.0, 0.0], max_len=100)
+    assert batch.temperatures is not None
+    assert batch.temperatures.tolist() == [[0.0, 0.0, 1.5, 1.5, 0.0, 0.0], [0.0] * 6]
+    assert build_batch([trajectory(), SHORT], indices=[0, 1], rewards=[0.0, 0.0], max_len=100).temperatures is None
+    cut_batch = build_batch([trajectory(turns=warm)], indices=[0], rewards=[0.0], max_len=3)
+    assert cut_batch.temperatures is not None
+    assert cut_batch.temperatures.tolist() == [[0.0, 0.0, 1.5]]

@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, WorkerCrashedError
 
 from openrlhf.launcher.ray import calls
-from openrlhf.launcher.ray.calls import WorkerDiedError, gather
+from openrlhf.launcher.ray.calls import WorkerDiedError, gather, unless
 
 
 async def after(turns: int, outcome: Any) -> Any:
@@ -63,3 +63,36 @@ def test_a_users_mistake_is_raised_at_once() -> None:
 def test_a_silent_worker_is_named() -> None:
     with pytest.raises(WorkerDiedError, match=r"policy update: no answer from policy rank 1 within 0 s"):
         run_gather((0, 1), (-1, None), timeout=0.02)
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (asyncio.sleep(3600), "Ray: raylet"),
+        (after(3, ValueError("its own error")), "its own error"),
+    ],
+    ids=["waits on", "ends by itself"],
+)
+def test_work_that_waits_in_vain_ends_with_what_was_lost(work: Any, message: str) -> None:
+    async def lost() -> BaseException:
+        return WorkerDiedError("Ray: raylet")
+
+    async def run() -> Any:
+        return await unless(lost(), work, notice=0.1)
+
+    with pytest.raises((WorkerDiedError, ValueError), match=message):
+        asyncio.run(run())
+
+
+def test_work_that_ends_is_not_disturbed_and_a_cancel_stays_one() -> None:
+    never: Any = asyncio.sleep(3600)
+
+    async def cancelled() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().call_later(0.05, task.cancel)
+        await unless(asyncio.sleep(3600, result=RuntimeError()), asyncio.sleep(3600))
+
+    assert asyncio.run(unless(never, after(3, "done"))) == "done"
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled())

@@ -26,9 +26,11 @@ from support.toy_ranks import ToyLearner, references, sampled, toy_config
 SAMPLES = [SampleRef(handle="h", position=i, index=i, reward=0.0, length=4) for i in range(4)]
 SUMS = {"train/loss": (2.0, 4.0)}
 
-FOLLOWING = {"open_stream": 2, "follow": None, "save_followed": None, "load_followed": None}
-ANSWERS = {"export": None, "save": None, "load_checkpoint": None, "statistics": (0.5, 2.0), "update": SUMS} | FOLLOWING
-SCALARS = {"metrics": SUMS} | ANSWERS
+FOLLOWING = {"open_stream": 2, "follow": None, "save_followed": {"reference.safetensors": 7}, "load_followed": None}
+SAVED = {"rank0.pt": 5}
+ANSWERS = {"export": None, "save": SAVED, "load_checkpoint": None, "statistics": (0.5, 2.0), "update": SUMS} | FOLLOWING
+LOOKING = {"blind_to": None}
+SCALARS = {"metrics": SUMS} | ANSWERS | LOOKING
 """What the controller may fetch, beside the rewards."""
 
 
@@ -125,6 +127,19 @@ def test_the_reference_is_told_what_the_policy_kept() -> None:
     assert log == ["policy 0 prepare", "policy 0 metrics <- prepare of policy 0"]
 
 
+def test_ranks_get_the_parts_that_hold_their_samples_and_no_others() -> None:
+    log: list[str] = []
+    long_first = [SampleRef(handle="h", position=i, index=i, reward=0.0, length=40 - i) for i in range(4)]
+    learner = make(log, policy=5, reference=2)
+    assert learner.reference is not None
+    held = [[s.index for s in share[0]] for share in learner.reference.shares([long_first])]
+    own = [[s.index for s in share[0]] for share in learner.policy.shares([long_first])]
+    assert (held, own) == ([[0, 3], [1, 2]], [[0], [1], [2], [3], []])
+    asyncio.run(learner.prepare([long_first], kl_coef=0.1))
+    of = (0, 1, 1, 0, 0)  # the last rank has no sample, and gets one part all the same
+    assert log[2:7] == [f"policy {rank} prepare <- logprobs of reference {of[rank]}" for rank in range(5)]
+
+
 def test_the_policys_own_ranks_are_the_reference_where_it_has_adapters() -> None:
     log: list[str] = []
 
@@ -166,7 +181,7 @@ def test_a_reference_that_moves_is_part_of_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"written without --ref.sync_steps: leave out the flag"):
         asyncio.run(moving.load(str(tmp_path / "still")))
     log.clear()
-    asyncio.run(moving.save("F"))
+    assert asyncio.run(moving.save("F")) == {"actor/rank0.pt": 5, "ref/reference.safetensors": 7}
     assert log == ["policy 0 save F/actor", "reference 0 save_followed F/ref", "reference 1 save_followed F/ref"]
     (tmp_path / "moved/ref").mkdir(parents=True)
     log.clear()
@@ -268,12 +283,23 @@ def test_both_trained_models_are_saved_and_restored() -> None:
 
     async def main() -> None:
         learner = make(log, policy=1, critic=1, reference=1)
-        await learner.save("/c")
+        assert await learner.save("/c") == {"actor/rank0.pt": 5, "critic/rank0.pt": 5}
         await learner.load("/c")
 
     asyncio.run(main())
     saved = ["policy 0 save /c/actor", "critic 0 save /c/critic"]
     assert log == [*saved, "policy 0 load_checkpoint /c/actor", "critic 0 load_checkpoint /c/critic"]
+
+
+def test_who_writes_checkpoints_is_asked_whether_it_sees_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    both = make(log, policy=2, critic=1, reference=1)
+    assert asyncio.run(both.blind_to("/c/mark")) == []
+    assert log == ["policy 0 blind_to /c/mark", "policy 1 blind_to /c/mark", "critic 0 blind_to /c/mark"]
+    log.clear()
+    monkeypatch.setitem(SCALARS, "blind_to", "node2")
+    assert asyncio.run(make(log, policy=2, reference=2, group={"follows": True}).blind_to("/c/mark")) == ["node2"]
+    assert [line.split()[0] for line in log] == ["policy", "policy", "reference", "reference"]
 
 
 def test_statistics_of_the_reward_model_come_from_its_first_rank() -> None:
@@ -284,9 +310,9 @@ def test_statistics_of_the_reward_model_come_from_its_first_rank() -> None:
 
 
 def test_ranks_that_hold_one_model_get_the_same_samples() -> None:
-    def numbers(tensor_parallel: int) -> list[list[int]]:
+    def numbers(ranks_per_sample: int) -> list[list[int]]:
         ranks = make_ranks("policy", 4, [])
-        group = RankGroup(role="policy", ranks=ranks, hidden_size=8, tensor_parallel=tensor_parallel)
+        group = RankGroup(role="policy", ranks=ranks, hidden_size=8, ranks_per_sample=ranks_per_sample)
         return [[s.index for s in shares[0]] for shares in group.shares([SAMPLES])]
 
     assert numbers(1) == [[0], [1], [2], [3]]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.flags import build
-from openrlhf.launcher.placement import SHARE, PlacementPlan, Seat, plan_placement
-from openrlhf.launcher.ray.placement import node_order
+from openrlhf.launcher.placement import ENGINE, SHARE, PlacementPlan, Seat, plan_placement
+from openrlhf.launcher.ray.judges import judge_specs
+from openrlhf.launcher.ray.placement import Reservation, node_order
+from openrlhf.rollout.engine_spec import EngineSpec
 
 GPU = {"GPU": 1.0, "CPU": 1.0}
 
@@ -112,3 +117,101 @@ def test_there_is_nothing_to_share_on_a_cpu(flag: str) -> None:
 
 def test_neighbouring_bundles_lie_on_one_node() -> None:
     assert node_order({0: "a", 1: "b", 2: "a", 3: "b"}) == [0, 2, 1, 3]
+
+
+def test_a_judge_has_engines_and_devices_of_its_own() -> None:
+    judge: dict[str, Any] = {
+        "judge__model_name_or_path": "J",
+        "judge__num_engines": 2,
+        "judge__tensor_parallel_size": 2,
+        "reward__model_name_or_path": None,
+        "reward__remote_url": "judge",
+    }
+    for shared in ({}, {"train__colocate_all": True}):
+        p = plan(**judge, **shared)
+        assert bundles(p)["judge"] == 2
+        (pool,) = (pool for pool in p.pools if pool.name == "judge")
+        assert pool.bundles[0] == {"GPU": 2.0, "CPU": 2.0}
+        assert p.seats["judge"] == tuple(Seat(pool="judge", bundle=i, num_gpus=2.0) for i in range(2))
+        assert "judge" not in plan(**shared).seats
+    assert plan(gpus=0, **judge).seats["judge"] == (Seat(pool=None, bundle=0, num_gpus=0),) * 2
+    assert bundles(plan(gpus=0, nodes=2, **judge))["judge"] == 2
+
+
+def test_engines_of_a_judge_load_its_model_and_take_no_pushes() -> None:
+    flags = {"judge.model_name_or_path": "J", "judge.num_engines": 2, "judge.max_len": 99, "train.seed": 5}
+    config = build(TrainPPOConfig(), flags)
+    like = EngineSpec(model="A", dtype="bfloat16", device="cuda", enable_sleep=True, lora_rank=8, max_model_len=7)
+    specs = judge_specs(config, like)
+    assert [(s.model, s.name, s.max_model_len, s.dtype, s.seed) for s in specs] == [
+        ("J", "judge 0", 99, "bfloat16", 5),
+        ("J", "judge 1", 99, "bfloat16", 6),
+    ]
+    assert not any(s.enable_sleep or s.lora_rank for s in specs)
+    assert judge_specs(TrainPPOConfig(), like) == []
+
+
+class Cluster:
+    """Ray's placement groups, of which so many fit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int, **resources: float) -> None:
+        self.room, self.asked, self.removed = room, [], []
+        self.state = "CREATED"
+        groups = importlib.import_module("ray.util.placement_group")  # `ray.util` has a function of this name too
+        monkeypatch.setattr(groups, "placement_group", self.make)
+        monkeypatch.setattr(groups, "remove_placement_group", self.removed.append)
+        monkeypatch.setattr("ray.util.placement_group_table", lambda group: {"state": self.state})
+        monkeypatch.setattr("ray.cluster_resources", lambda: resources)
+        monkeypatch.setattr("ray.available_resources", lambda: resources)
+
+    def make(self, bundles: list[dict[str, float]]) -> SimpleNamespace:
+        self.asked.append(bundles[0])
+        return SimpleNamespace(wait=lambda seconds: len(self.asked) - len(self.removed) <= self.room)
+
+
+def test_places_beyond_the_plan_are_added_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, room=1, CPU=3.0)
+    reservation = Reservation(plan(gpus=0))
+    assert asyncio.run(reservation.add(ENGINE, 1))  # a seat of the plan, which is never given up
+    assert asyncio.run(reservation.add(ENGINE, 2))
+    assert not asyncio.run(reservation.add(ENGINE, 3))
+    assert cluster.asked == [{"CPU": 1.0}] * 2
+    assert (
+        reservation.room(ENGINE, 1) == "the cluster has room for 1 (4 CPUs are free, an engine takes 1 on one machine)"
+    )
+    assert reservation.options(ENGINE, 1) == {"num_cpus": 0}
+    options = reservation.options(ENGINE, 2)
+    assert (options["num_cpus"], options["num_gpus"]) == (0, 0)
+    assert options["scheduling_strategy"].placement_group_bundle_index == 0
+    reservation.release(ENGINE, 1)
+    reservation.release(ENGINE, 2)
+    assert len(cluster.removed) == 2
+    with pytest.raises(IndexError):
+        reservation.options(ENGINE, 2)
+
+
+def test_a_place_on_a_machine_that_joined_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, room=5, CPU=3.0)
+    reservation = Reservation(plan(gpus=0))
+    assert not asyncio.run(reservation.add(ENGINE, 2, "machine"))  # it is not there yet, and Ray is not asked
+    assert cluster.asked == []
+    cluster = Cluster(monkeypatch, room=5, CPU=3.0, machine=1.0)
+    assert asyncio.run(reservation.add(ENGINE, 2, "machine"))
+    assert asyncio.run(reservation.add(ENGINE, 3))
+    assert cluster.asked == [{"CPU": 1.0, "machine": 0.001}, {"CPU": 1.0}]
+    assert [reservation.tied(ENGINE, n) for n in (1, 2, 3)] == [False, True, False]
+    cluster.state = "RESCHEDULING"
+    assert [reservation.lost(ENGINE, n) for n in (1, 2, 3)] == [False, True, False]
+
+
+def test_more_engines_on_gpus_hold_as_many_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, room=5, GPU=4.0)
+    groups = plan(vllm__tensor_parallel_size=2)
+    reservation = Reservation(PlacementPlan(pools=(), seats=groups.seats))
+    assert asyncio.run(reservation.add(ENGINE, 2))
+    assert cluster.asked == [{"GPU": 2.0, "CPU": 2.0}]
+    assert reservation.options(ENGINE, 2)["num_gpus"] == 2
+    assert reservation.environment(ENGINE, 2) == {}
+    assert (
+        reservation.room(ENGINE, 0) == "the cluster has room for 0 (4 GPUs are free, an engine takes 2 on one machine)"
+    )

@@ -81,6 +81,7 @@ class Policy:
         self.noise = 0.01
         self.scored: list[Any] = []
         self.sampled: list[Any] = []
+        self.processes = [SimpleNamespace(ask=self.ask_process)]
 
     def ask_process(self, method: Any, *args: Any) -> Any:
         return method

@@ -250,3 +250,30 @@ def test_a_dead_learner_rank_ends_groups_that_are_under_way(monkeypatch: pytest.
 
     with pytest.raises(WorkerDiedError, match="learner watch: policy rank 0 died"):
         asyncio.run(main())
+
+
+def test_reward_counts_of_all_workers_since_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They add up; in a span in which a worker was lost, whose counts begin anew, nothing is told."""
+    told = iter([{"a/calls": 2.0, "a/samples": 8.0, "a/seconds": 4.0}, {"a/calls": 5.0, "a/samples": 20.0}, {}])
+
+    async def engines() -> dict[str, float]:
+        return {"engine/x": 1.0}
+
+    async def main() -> list[dict[str, float]]:
+        parts = make([[GOOD]], monkeypatch)
+        counts: Any = SimpleNamespace(remote=lambda: answer(next(told)))
+        parts.workers[0].actor.reward_totals = counts
+        fleet: Any = SimpleNamespace(metrics=engines)
+        parts._fleet = fleet
+        without = await parts.worker_metrics()
+        parts.has_rewards = True
+        return [without, *[await parts.worker_metrics() for _ in range(3)]]
+
+    async def answer(totals: dict[str, float]) -> dict[str, float]:
+        return totals
+
+    x = {"engine/x": 1.0}
+    without, first, second, lost = asyncio.run(main())
+    assert without == lost == x
+    assert first == x | {"reward/a/calls": 2.0, "reward/a/seconds": 2.0}
+    assert second == x | {"reward/a/calls": 3.0}

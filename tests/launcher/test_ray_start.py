@@ -55,7 +55,7 @@ def order(line: str, monkeypatch: pytest.MonkeyPatch, gpus: int) -> list[str]:
     monkeypatch.setattr(start, "Reservation", lambda plan: None)
     monkeypatch.setattr(start, "start_fleet", fleet)
     monkeypatch.setattr(start, "start_learners", learners)
-    cluster: Any = SimpleNamespace(gpus=gpus, nodes=1, cores=2, worker_environment=dict, seconds={})
+    cluster: Any = SimpleNamespace(gpus=gpus, nodes=1, cores=2, worker_environment=dict, seconds={}, apart=frozenset())
     prepared: Any = None
     sink: Any = None
     with pytest.raises(StartedError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -158,6 +159,23 @@ def test_what_a_server_does_wrong_is_said(server: Server) -> None:
     server.fail = 10**6
     with pytest.raises(TeacherServerError, match=r"teacher http://127.*gave up after 3 attempts.*HTTP 503"):
         remote(server, algo()).logprobs(shares)
+
+
+def test_requests_under_way_end_before_an_error_is_raised(server: Server) -> None:
+    answered: list[list[int]] = []
+    answer = server.completion
+
+    def unevenly(body: dict[str, Any]) -> dict[str, Any]:
+        if body["prompt"] == [0, 1]:
+            return {"choices": [{"text": ""}]}
+        time.sleep(0.3)
+        answered.append(body["prompt"])
+        return answer(body)
+
+    server.completion = unevenly
+    with pytest.raises(TeacherServerError, match=r"no log-probs of the prompt's tokens"):
+        remote(server, algo()).logprobs([references(ROWS, (0.0, 0.0))])
+    assert answered == [[0, 2, 1]]
 
 
 def configured(server: Server, **flags: Any) -> TrainPPOConfig:

@@ -20,7 +20,7 @@ LAUNCHER_CASES = {1: ["run_replays"], 2: ["run_replays"]}
 @pytest.mark.xdist_group("ranks")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.parametrize("case", ["adam", "muon", "images"])
+@pytest.mark.parametrize("case", ["adam", "muon", "images", "turns"])
 def test_replayed_weights_are_those_of_the_run(launcher_ranks: RankResults, case: str, world: int) -> None:
     for outcome in (own[case] for own in result(launcher_ranks, "run_replays", world)):
         assert outcome["steps"] == [1, 2, 3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,14 @@ def test_a_block_holds_the_record_bit_for_bit_as_far_as_it_is_shown(run: Path) -
     name = header["samples"][1]["images"][0]
     assert bytes(columns[f"image {name}"]) == record.images(2)[name]
     assert header["samples"][-1]["failure"].startswith("agent: ValueError")
+
+
+def test_turns_have_their_rewards(run: Path) -> None:
+    record = Record.open(run)
+    [sample] = record.samples(1)[:1]
+    bare = replace(sample, turns=[replace(sample.turns[0], reward=None)])
+    header, _ = unpack(step_block(record, [], [sample, bare], step=1))
+    assert [turns["turns"][0][3] for turns in header["samples"]] == [0.25, None]
 
 
 def test_text_of_no_character_survives(run: Path) -> None:

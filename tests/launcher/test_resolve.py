@@ -137,6 +137,12 @@ def test_dynamic_batches_imply_packing() -> None:
     assert config.rollout.max_tokens_per_gpu == config.train.max_tokens_per_gpu
 
 
+def test_rows_that_are_cut_imply_packing() -> None:
+    config, notes = resolved(GPUS, "--ds.ring_attn_size", "2")
+    assert config.ds.packing_samples
+    assert notes[0] == "--ds.ring_attn_size switches --ds.packing_samples on"
+
+
 def test_with_adapters_the_reference_needs_nothing() -> None:
     lora = ("--ds.lora.rank", "8", "--actor.model_name_or_path", "A", "--algo.advantage.estimator", "reinforce")
     config, notes = resolved(GPUS, *lora, "--ref.num_gpus_per_node", "4", "--train.colocate_actor_ref")

@@ -246,3 +246,19 @@ def test_l04_no_message_shows_the_password_of_a_url(caplog: pytest.LogCaptureFix
     text = asyncio.run(work())
     assert text.count("me:***@") == 2
     assert "s3cr3t-Wert" not in text + caplog.text
+
+
+def test_columns_are_a_field_of_their_own_and_absent_without() -> None:
+    async def main() -> list[Any]:
+        async with server(lambda number, headers, body: {"rewards": [1.0, 2.0]}) as (url, bodies):
+            source = HttpRewardSource([url], retry=QUICK)
+            try:
+                for columns in (None, {}, {"level": [3, 3], "tests": [[{"in": None}]] * 2}):
+                    await source.score(["p a", "p b"], ["p", "p"], ["1", None], columns=columns)
+            finally:
+                await source.close()
+            return bodies
+
+    first, second, third = asyncio.run(main())
+    assert first == second == {"query": ["p a", "p b"], "prompts": ["p", "p"], "labels": ["1", None]}
+    assert third == first | {"columns": {"level": [3, 3], "tests": [[{"in": None}], [{"in": None}]]}}

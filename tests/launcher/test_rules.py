@@ -69,6 +69,14 @@ def test_rule_of_a_cpu(line: str, flag: str, words: str) -> None:
     assert broken(line) == []
 
 
+def test_parsers_of_answers_are_those_that_vllm_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"tool_parsers": {"hermes"}, "reasoning": set()}  # of the second kind none were found
+    monkeypatch.setattr("openrlhf.launcher.rules.pipeline.parser_names", names.__getitem__)
+    (violation,) = broken("--agent.tool_parser none_such --agent.reasoning_parser any")
+    assert "--agent.tool_parser none_such: vLLM has no such parser. Fix: auto, or one of hermes" in str(violation)
+    assert broken("--agent.tool_parser hermes --agent.reasoning_parser auto") == []
+
+
 OWN_TESTS = {"installed", "required", "one_reward_model", "liger_needs_gpu", "fp16_needs_gpu", "tied"}
 """Rules that no line of the table can break: they are about what is missing, a CPU, or a model's configuration."""
 
@@ -229,6 +237,16 @@ def test_flash_attention_by_name(line: str, installed: frozenset[str], words: li
 def test_packing_without_flash_attention(line: str, installed: frozenset[str], words: str) -> None:
     (violation,) = broken(f"{RLOO} --ds.packing_samples {line}", replace(GPUS, flash_attention=installed))
     assert words in str(violation)
+
+
+def test_environments_in_toml_go_with_one_reward_source() -> None:
+    table = "--train.agent_func_path table.toml"
+    assert broken(f"{RLOO} {table}") == []
+    (violation,) = broken(f"{RLOO} {table} --reward.model_name_or_path R")
+    assert "several sources" in str(violation)
+    config = build(TrainPPOConfig(), {"train.agent_func_path": "table.toml", "reward.model_name_or_path": "R"})
+    assert config.has_reward_model
+    assert not build(config, {"train.agent_func_path": "agent.py"}).has_reward_model
 
 
 def test_an_evaluation_alone_asks_for_its_data_and_for_no_prompts() -> None:

@@ -26,6 +26,7 @@ def resolved(name: str, line: str) -> SupervisedConfig:
 PLAIN = "--model.pretrain_mode_enable"
 ANSWER = "--data.output_key o"
 FOUR_BIT = "--ds.load_in_4bit --ds.lora.rank 8"
+RING = "--ds.ring_attn_size 2 --ds.packing_samples"
 
 
 CASES = [
@@ -80,6 +81,15 @@ CASES = [
     ("train_dpo", "--model.ipo_enable --model.label_smoothing 0.1", "model.label_smoothing", "no label smoothing"),
     ("train_dpo", "--ds.tensor_parallel_size 2 --ds.param_dtype fp16", "ds.param_dtype", "runs in bf16"),
     ("train_dpo", "--ds.tensor_parallel_size 2 --ds.zero_stage 3", "ds.zero_stage", "cuts the parameters already"),
+    ("train_dpo", "--ds.ring_attn_size 2", "ds.packing_samples", "packed rows are cut"),
+    ("train_rm", f"{RING} --ds.tensor_parallel_size 2", "ds.tensor_parallel_size", "shown to work together"),
+    ("train_sft", f"{PLAIN} {RING} --train.share_prompt on", "train.share_prompt", "in whole rows"),
+    (
+        "train_sft",
+        f"{PLAIN} {RING} --distill.divergence reverse --ref.model_name_or_path T",
+        "distill.divergence",
+        "a teacher tells",
+    ),
     ("train_dpo", "--model.beta 0", "model.beta", "more than 0"),
     ("train_dpo", "--lr_scheduler x", "lr_scheduler", "no such schedule"),
     ("train_dpo", "--adam.betas 0.9 1.1", "adam.betas", "[0, 1)"),

@@ -60,7 +60,7 @@ def test_what_a_cpu_can_run() -> None:
     assert cpu == [*learner, "push-gloo", "push-shared", "engine-lost", "generation"]
     packages = {"liger-kernel", "bitsandbytes", "peft"}
     two = [r.name for r in ROWS if lacking(r, gpus=1, packages=packages)]
-    assert two == ["push-nccl", "ranks", "tensor-parallel"]
+    assert two == ["push-nccl", "ranks", "tensor-parallel", "sequence-parallel"]
     assert not [r for r in ROWS if lacking(r, gpus=2, packages=packages)]
 
 

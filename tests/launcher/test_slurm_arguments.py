@@ -14,8 +14,9 @@ from openrlhf.launcher.ray.node import run_environment
 from openrlhf.launcher.secret_flags import VARIABLE
 from openrlhf.launcher.slurm.environment import submission, without_job
 from openrlhf.launcher.slurm.options import read_options
+from openrlhf.launcher.slurm.runs import make_spec, read_run
 from openrlhf.launcher.slurm.sbatch_arguments import SHORT, OptionError, sbatch_arguments
-from openrlhf.launcher.slurm.submit import _parser, main, make_spec
+from openrlhf.launcher.slurm.submit import _parser, main
 from openrlhf.launcher.slurm.sweep import main as sweep
 
 FLAGS = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "p", "--reward.remote_url", "r.py"]
@@ -188,7 +189,7 @@ def test_e03_sbatch_sees_none_of_it(how: str, monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_l04_the_spec_of_a_job_holds_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
-    spec = make_spec(options(), [*FLAGS, *SECRET_FLAGS])
+    spec = make_spec(options(), read_run([*FLAGS, *SECRET_FLAGS]))
     assert SECRET not in " ".join(spec.node_command())
     assert SECRET.encode() not in pickle.dumps(spec)
     pytest.importorskip("submitit")

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from openrlhf.launcher.slurm.control import Head, Line, find_head
+from openrlhf.launcher.slurm import control
+from openrlhf.launcher.slurm.control import GREETING_BYTES, Head, Line, find_head
 
 NODES = ("n0", "n1", "n2")
 ADDRESS = "10.0.0.1:6379"
@@ -124,3 +125,48 @@ def test_what_came_with_an_answer_is_read_too(head: Head, join: Join) -> None:
     line.socket.sendall(b'{"pong": true}\n{"failed": "its Ray ended with 7"}\n')
     poll(head)
     assert head.lost == {"n1": "its Ray ended with 7"}
+
+
+def test_silent_callers_hold_up_nobody(head: Head, join: Join, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scan of the cluster's ports opens connections and says nothing, or no end of nonsense."""
+    callers = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
+    callers[1].sendall(b"x" * 3 * GREETING_BYTES)
+    callers[2].sendall(b'{"proof": "no", "index": 1, "nonce": ""}\n')
+    callers[3].sendall(b"[[" * 500 + b"\n")
+    callers[4].sendall(b"\xff\n")
+    monkeypatch.setattr(control, "GREETING_TIMEOUT", 1000.0)  # who waits for a caller fails by pytest's time-out
+    assert join(1).peer == "the head"
+    assert head.missing == ["n2"]
+    for caller in callers[1:5]:
+        caller.settimeout(10)
+        while caller.recv(1000):
+            pass
+    monkeypatch.setattr(control, "GUESTS", 4)
+    callers += [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
+    assert join(2).peer == "the head"
+    assert head.missing == []
+    for caller in callers:
+        caller.close()
+
+
+def test_a_caller_s_time_is_bounded(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "GREETING_TIMEOUT", 0.2)
+    head = Head(port, "secret", NODES)
+    with socket.create_connection(("127.0.0.1", port)) as caller:
+        caller.settimeout(0.05)
+        said = b""
+        while not said.endswith(b"bye"):
+            poll(head)
+            try:
+                said += caller.recv(1000) or b"bye"
+            except TimeoutError:
+                continue
+    assert b"nonce" in said
+    head.end()
+
+
+def test_all_nodes_are_told(head: Head, join: Join) -> None:
+    lines = [join(1), join(2)]
+    lines[0].close()
+    head.tell(up=True)
+    assert lines[1].receive(5) == {"up": True}

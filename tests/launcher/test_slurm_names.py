@@ -67,6 +67,8 @@ def test_counts_per_node() -> None:
         ("gpu", 1),
         ("gpu:a100:2,gpu:h100:3", 5),
         ("gpu:2,nic:ib:1", 2),
+        ("gpu:4,lscratch:100", 4),
+        ("gpu:h100:4(S:0-1),lscratch:100,shard:8", 4),
         ("0", 0),
     ],
 )
@@ -85,3 +87,9 @@ def test_minutes(text: str, limit: int) -> None:
 def test_minutes_refuses() -> None:
     with pytest.raises(ValueError, match="'2h' is no time limit"):
         minutes("2h")
+
+
+@pytest.mark.parametrize("text", ["0", "0:00", "0-0"])
+def test_a_limit_of_nothing_is_none_to_slurm(text: str) -> None:
+    with pytest.raises(ValueError, match=f"'{text}' is no limit at all to Slurm.*give one"):
+        minutes(text)

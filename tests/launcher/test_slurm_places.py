@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from openrlhf.launcher.machine import detect_machine
 from openrlhf.launcher.ray.devices import local_device_index
 from openrlhf.launcher.resolve import resolve
 from openrlhf.launcher.rules.check import check_rules
-from openrlhf.launcher.slurm.addresses import join_port, pick_address
+from openrlhf.launcher.slurm import addresses
+from openrlhf.launcher.slurm.addresses import join_port, known_to_slurm, own_address, pick_address
 from openrlhf.launcher.slurm.allocation import read_allocation
 from openrlhf.launcher.slurm.folders import TempDir, choose_temp_dir, remove_abandoned
 from openrlhf.launcher.slurm.ports import candidates, hold_block
@@ -126,7 +128,29 @@ def test_addresses_b099() -> None:
         pick_address(["127.0.0.1"], nodes=2, host="n1")
 
 
+def test_the_address_of_an_interface() -> None:
+    assert own_address("n1", nodes=1, interface="lo") == "127.0.0.1"
+    with pytest.raises(ValueError, match="'ib7': 'n1' has none of that name with an IPv4 address; it has lo"):
+        own_address("n1", nodes=2, interface="ib7")
+
+
 BASE = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_CPUS_ON_NODE": "8"}
+
+
+def test_a_name_that_does_not_resolve_is_asked_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Sequence[str]] = []
+
+    def scontrol(command: Sequence[str]) -> str:
+        asked.append(command)
+        return "NodeName=n1 Arch=x86_64 CoresPerSocket=32 NodeAddr=10.1.2.3 NodeHostName=n1-ib Version=22.05\n"
+
+    assert known_to_slurm("n1", scontrol) == ["10.1.2.3"]
+    assert asked == [["scontrol", "-o", "show", "node", "n1"]]
+    assert known_to_slurm("n1", lambda command: "NodeName=n1 NodeAddr=n1 NodeHostName=n1\n") == []
+    assert known_to_slurm("n1", lambda command: "") == []
+    monkeypatch.setattr(addresses, "resolve", lambda host: [])
+    monkeypatch.setattr(addresses, "known_to_slurm", lambda host: ["10.1.2.3"] if host == "n1" else [])
+    assert own_address("n1", nodes=2) == "10.1.2.3"
 
 
 def test_exactly_one_head_whatever_the_addresses_b098() -> None:
@@ -142,6 +166,12 @@ def test_allocation_reads_resources() -> None:
     )
     assert (view.cpus, view.gpus, view.restarts) == (4, 2, 1)
     assert read_allocation(BASE, detected_gpus=8).gpus == 8
+
+
+def test_the_part_of_a_heterogeneous_job() -> None:
+    parts = {"SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "n1", "SLURM_JOB_NODELIST_HET_GROUP_1": "n[2-3]"}
+    assert [read_allocation(BASE | parts | {"SLURM_NODEID": str(i)}).group for i in range(3)] == [0, 1, 1]
+    assert read_allocation(BASE).group == 0
 
 
 def test_a_non_contiguous_allocation_is_used_as_it_is_b096(tmp_path: Path) -> None:
@@ -168,7 +198,10 @@ def test_a_non_contiguous_allocation_is_used_as_it_is_b096(tmp_path: Path) -> No
     ("environ", "message"),
     [
         ({}, "not inside a Slurm job"),
-        (BASE | {"SLURM_HET_SIZE": "2"}, "heterogeneous"),
+        (
+            BASE | {f"SLURM_JOB_NODELIST_HET_GROUP_{i}": "n[1-2]" for i in range(2)} | {"SLURM_HET_SIZE": "2"},
+            r"'n1' is in the parts \[0, 1\] of this heterogeneous job: give --exclusive",
+        ),
         (BASE | {"SLURM_STEP_TASKS_PER_NODE": "2(x3)"}, "--ntasks-per-node=1"),
         (BASE | {"SLURM_NODEID": "3"}, "outside of the node list"),
     ],

@@ -42,7 +42,7 @@ def exported() -> Iterator[InMemorySpanExporter]:
 class Half:
     """Rewards every second sample."""
 
-    async def score(self, queries: Any, prompts: Any, labels: Any, *, responses: Any = None) -> RewardResult:
+    async def score(self, queries: Any, prompts: Any, labels: Any, **further: Any) -> RewardResult:
         values = [float(i % 2) for i in range(len(queries))]
         return RewardResult(
             rewards=values, scores=values, extra_logs=[{}] * len(queries), failures=[None] * len(queries)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import copyreg
 import errno
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from openrlhf.agents.types import PromptItem
+from openrlhf.agents.types import PromptItem, Turn
 from openrlhf.launcher.samples import Group
 from openrlhf.launcher.signals import StoppedAfterSave
 from openrlhf.launcher.trainer.checkpoints import find_metric
 from openrlhf.launcher.trainer.untrained import FILE, Collected, read_untrained
+from openrlhf.learner import checkpoint_dir
+from openrlhf.learner.folders.shared import missing
+from support.toy_ranks import sampled
 from support.trainer_fakes import FAILED, GOOD, FakeLearner, FakeRollout, FakeRun, fake_run
 
 
@@ -78,16 +85,17 @@ class FullDisk(FakeLearner):
 
     at, part, saves = 2, "", 0
 
-    async def save(self, folder: str) -> None:
+    async def save(self, folder: str) -> dict[str, int]:
         self.saves += 1
         if self.saves == self.at and self.part == "before the actor":
             raise OSError(errno.ENOSPC, "No space left on device")
-        await super().save(folder)
+        written = await super().save(folder)
         if self.saves == self.at and self.part == "after the actor":
             (Path(folder) / "critic").mkdir()
             raise OSError(errno.ENOSPC, "No space left on device")
         if self.saves == self.at:
             (Path(folder) / "state").write_text("in the way of the data state")
+        return written
 
 
 @pytest.mark.parametrize("part", ["before the actor", "after the actor", "before the data state"])
@@ -107,6 +115,17 @@ def test_a_save_that_breaks_off_leaves_the_previous_one(
     assert resumed.run().steps == 8
     assert f"skipped the unfinished checkpoint {tmp_path}/.openrlhf-new-global_step4" in caplog.text
     assert not list(tmp_path.glob(".tmp*"))
+
+
+def test_a_full_disk_is_named_whatever_the_writer_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Writer(FakeLearner):
+        async def save(self, folder: str) -> dict[str, int]:
+            raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
+
+    broken = run_in(tmp_path, ckpt__save_steps=2, learner=Writer())
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4096))
+    with pytest.raises(ValueError, match=r"--ckpt.path '.*': No space left on device, the checkpoint of step 2 .*room"):
+        broken.run()
 
 
 def test_no_checkpoint_is_a_fresh_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -200,3 +219,58 @@ def test_samples_of_checkpoints_of_0_2_are_read(tmp_path: Path) -> None:
     group = Group(prompt=item, samples=[GOOD, FAILED], handle="t")
     assert read.batches == [Collected(groups=[group], metrics={"m": 1.0})]
     assert (read.groups, read.deadlines, read.prompts) == ([group], [3], [item])
+
+
+def own_disk(folder: Path) -> Callable[[str], Path]:
+    """Paths on another node, whose disks are all its own."""
+    return lambda path: folder / path.lstrip("/")
+
+
+def test_ranks_on_disks_of_their_own_are_told_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    run = run_in(tmp_path / "c", ckpt__save_steps=4)
+    run.learner.disk = own_disk(tmp_path / "node2")
+    with pytest.raises(ValueError, match=r"^--ckpt.path '.*/c' is another folder on node2 than on .*all nodes share"):
+        run.run()
+    assert run.learner.log == []
+    assert list((tmp_path / "c").iterdir()) == []
+
+
+def test_a_run_that_saves_at_a_warning_alone_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "c").mkdir()
+    run = run_in(tmp_path / "c")
+    run.learner.disk = own_disk(tmp_path / "node2")
+    assert run.run().steps == 8
+    assert "could not be saved at a warning" in caplog.text
+
+
+def test_a_disk_that_comes_between_costs_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_dir, "missing", lambda *args: missing(*args, patience=0.0))
+    (tmp_path / "c").mkdir()
+    run = run_in(tmp_path / "c", ckpt__save_steps=2, ckpt__max_num=1)
+    elsewhere = own_disk(tmp_path / "node2")
+    run.learner.disk = lambda path: Path(path) if len(run.learner.updates) < 4 else elsewhere(path)
+    with pytest.raises(ValueError, match=r"step 4 is not whole: ranks wrote actor/updates.json"):
+        run.run()
+    assert steps_in(tmp_path / "c") == ["global_step2"]
+    resumed = run_in(tmp_path / "c", ckpt__save_steps=2, ckpt__load_enable=True)
+    resumed.sink.first = 3
+    assert resumed.run().steps == 8
+
+
+class OldPickler(pickle.Pickler):
+    """Writes turns as a version did in which they had no rewards."""
+
+    def reducer_override(self, obj: object) -> Any:
+        if isinstance(obj, Turn):
+            return copyreg.__newobj__, (Turn,), [obj.start, obj.end, obj.finish_reason]  # type: ignore[attr-defined]
+        return NotImplemented
+
+
+def test_turns_of_a_version_without_rewards_are_read(tmp_path: Path) -> None:
+    row = sampled([0, 1])
+    group = {"prompt": PromptItem(group_id="g", prompt="p"), "samples": [GOOD], "trajectories": [row]}
+    with (tmp_path / FILE).open("wb") as file:
+        OldPickler(file).dump({"batches": [], "groups": [group], "deadlines": [], "prompts": []})
+    read = asyncio.run(read_untrained(FakeRollout(n=1, weights=FakeLearner()), tmp_path))
+    assert read.groups[0].handle[0].turns == row.turns

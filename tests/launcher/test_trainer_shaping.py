@@ -9,7 +9,7 @@ import pytest
 from openrlhf.agents.types import PromptItem
 from openrlhf.core.config import RewardShapingConfig
 from openrlhf.core.rewards import RunningRewardNorm
-from openrlhf.launcher.samples import Group, SampleInfo
+from openrlhf.launcher.samples import Group
 from openrlhf.launcher.trainer.pipeline import late_failures
 from openrlhf.launcher.trainer.shaping import ShapedBatch, shape_groups
 from support.trainer_fakes import FAILED, GOOD
@@ -65,5 +65,4 @@ def test_a_branch_that_failed_leaves_the_others_in() -> None:
     ],
 )
 def test_a_reward_model_that_fails_all_branches_failed_one_episode(before: Group, after: Group, count: int) -> None:
-    found: list[SampleInfo] = late_failures([before], [after])
-    assert len(found) == count
+    assert len(late_failures([before], [after])) == count

@@ -46,10 +46,10 @@ def test_a_flag_that_this_machine_switches_off_is_not_refused() -> None:
 
 def test_refusals_and_broken_rules_come_in_one_message() -> None:
     with pytest.raises(UsageError) as caught:
-        prepare(TRAIN_PPO_RAY, ["--use_ms", "--ds.ring_attn_size", "8", "--rollout.temperature", "0"], Machine(gpus=0))
+        prepare(TRAIN_PPO_RAY, ["--use_ms", "--vllm.sync_with_ray", "--rollout.temperature", "0"], Machine(gpus=0))
     text = str(caught.value)
     assert "--use_ms is not supported" in text
-    assert "--ds.ring_attn_size 8 is not supported" in text
+    assert "--vllm.sync_with_ray is not supported" in text
     assert "--rollout.temperature 0.0: it must be more than 0" in text
 
 

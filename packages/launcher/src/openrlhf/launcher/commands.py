@@ -92,8 +92,6 @@ _RL = (TRAIN_PPO_RAY.name,)
 REFUSED: dict[str, tuple[Collection[str], str]] = {
     "use_ms": (COMMANDS, "models and data come from local folders or the Hugging Face hub, not from ModelScope"),
     "data.disable_fast_tokenizer": (COMMANDS, "transformers 5 has one tokenizer for each model; leave the flag out"),
-    "ds.ring_attn_size": (COMMANDS, "ring attention is not built; keep it at 1"),
-    "ds.ring_attn_head_stride": (COMMANDS, "ring attention is not built; keep it at 1"),
     "vllm.sync_with_ray": (_RL, "weights always travel by the engines' own transfer; leave the flag out"),
     "local_rank": (_RL, "the trainer starts its own ranks; start it with python3 -m, not with deepspeed or torchrun"),
 }

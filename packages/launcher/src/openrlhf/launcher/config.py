@@ -13,11 +13,16 @@ from typing import Literal
 
 from openrlhf.agents.config import AgentConfig, RewardFunctionConfig
 from openrlhf.core.config import AlgoConfig, PolicyLossConfig, RewardShapingConfig, ValueLossConfig
+from openrlhf.launcher.data.curriculum_config import CurriculumConfig
+from openrlhf.launcher.rewards.config import JudgeConfig
 from openrlhf.learner.config import AdamConfig, DsConfig, ModelConfig, OptimConfig, TrainBatchConfig
 from openrlhf.rollout.config import RolloutConfig, VllmConfig
 
 AUTO_NAME = "auto"
 """Value of a run name that `resolve` has not yet replaced."""
+
+ALL = "all"
+"""Value of `--data.extra_keys` that means every field."""
 
 AUTO_RANKS = 0
 """Value of a `num_gpus_per_node` that `resolve` has not yet replaced; spelled `auto` on the command line."""
@@ -90,10 +95,15 @@ class RewardConfig(RewardShapingConfig, RewardFunctionConfig, PlacementConfig):
 
     model_name_or_path: str | None = None
     """Reward model that runs inside the cluster, with the actor's tokenizer; a critic without a model of its own starts
-    from it. One model: their scales differ, so rewards of several are combined by a reward function
-    (--reward.remote_url) that asks a server (serve_rm) for each."""
-    remote_url: str | None = None
-    """URL of a reward server (several: separated by commas), or path of a Python file with reward_func."""
+    from it. One model: their scales differ, so several are served and weighed as sources of --reward.remote_url."""
+    remote_url: str | None = field(default=None, metadata={"joined": True})
+    """URL of a reward server (several: separated by commas), path of a Python file with reward_func, or
+    openai:http://host:8000/v1?model=NAME or judge, graders by a rubric (--judge.*). Several: math=math.py code=URL."""
+    weights: tuple[str, ...] = ()
+    """Weights of the named sources, such as math=1 judge=0.5. Without one it is 1; a source with 0 is only logged."""
+    choose_by: str | None = None
+    """Column of the prompts whose value names the sources of a row (several: separated by commas, or a list); an empty
+    value means all. None: every row is scored by all."""
     offload: bool = False
     """Keep the reward model in host memory between its forward passes."""
     api_key: str | None = None
@@ -109,7 +119,8 @@ class TrainConfig(TrainBatchConfig):
     max_steps: int | None = None
     """End the run after this many optimiser steps. None: after --train.num_episodes."""
     agent_func_path: str | None = None
-    """Python file that exports AgentExecutor (or a subclass of AgentInstanceBase): multi-turn episodes."""
+    """Python file that exports AgentExecutor (or a subclass of AgentInstanceBase): multi-turn episodes. Several
+    environments in one run: a .toml with a table for each, or a Python file with a dict ENVIRONMENTS."""
     colocate_actor_ref: bool = False
     """Put the policy and the reference model on the same GPUs."""
     colocate_critic_reward: bool = False
@@ -129,7 +140,7 @@ class TrainConfig(TrainBatchConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(CurriculumConfig):
     """Prompts."""
 
     prompt_dataset: str | None = None
@@ -142,6 +153,9 @@ class DataConfig:
     """Field with the prompt: a string or a list of chat messages."""
     label_key: str | None = None
     """Field with the ground truth, handed to rewards and agents. None: the label is ""."""
+    extra_keys: tuple[str, ...] = ()
+    """Further fields of a row that travel with its prompt to reward functions, agents and reward servers; all: all of
+    them. datasource, where a row has no such field, is the name of the data set."""
     input_template: str | None = None
     """Template with one {} that takes the prompt. Not with --data.apply_chat_template."""
     apply_chat_template: bool = False
@@ -284,6 +298,7 @@ class TrainPPOConfig:
     critic: CriticConfig = field(default_factory=CriticConfig)
     ref: RefConfig = field(default_factory=RefConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
     algo: AlgoConfig = field(default_factory=AlgoConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -320,6 +335,11 @@ class TrainPPOConfig:
         return self.algo.kl.init_coef > 0 or self.has_teacher
 
     @property
+    def shares_prompt(self) -> bool:
+        """Whether samples may share their beginnings in training: not in rows that are cut over ranks."""
+        return self.train.share_prompt != "off" and self.ds.ring_attn_size == 1
+
+    @property
     def base_is_reference(self) -> bool:
         """Whether the reference is the policy without its adapters: no other model is loaded for it."""
         own = (self.ref.model_name_or_path or self.actor.model_name_or_path) == self.actor.model_name_or_path
@@ -336,13 +356,15 @@ class TrainPPOConfig:
         return self.algo.advantage.row.teacher and self.algo.distill.reward_coef == 0
 
     @property
+    def agents_score(self) -> bool:
+        """Whether rewards come from agents alone; of several environments (a .toml) some may leave them to the run."""
+        path = self.train.agent_func_path
+        return path is not None and not path.endswith(".toml")
+
+    @property
     def has_reward_model(self) -> bool:
         """Whether rewards come from a model inside the cluster."""
-        return (
-            self.reward.model_name_or_path is not None
-            and self.reward.remote_url is None
-            and self.train.agent_func_path is None
-        )
+        return self.reward.model_name_or_path is not None and self.reward.remote_url is None and not self.agents_score
 
 
 class EvaluationConfig(TrainPPOConfig):

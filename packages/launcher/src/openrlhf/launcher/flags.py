@@ -46,6 +46,8 @@ class Shape:
     words: Mapping[str, Any] = field(default_factory=dict)
     meanings: str = ""
     """What the choices mean, where a table has them."""
+    joined: bool = False
+    """Whether several words are one text, with a space between every two."""
 
     @property
     def hint(self) -> str:
@@ -54,7 +56,7 @@ class Shape:
             return ""
         one = "{" + ",".join(self.choices) + "}" if self.choices else self.base.__name__.upper()
         one = "|".join([*self.words, one])
-        text = f"[{one} ...]" if self.count == ANY_NUMBER else " ".join([one] * self.count)
+        text = f"[{one} ...]" if self.count == ANY_NUMBER or self.joined else " ".join([one] * self.count)
         return f"None|{text}" if self.optional else text
 
     def parse(self, tokens: Sequence[str]) -> Any:
@@ -67,6 +69,8 @@ class Shape:
             return None
         if len(tokens) == 1 and tokens[0] in self.words:
             return self.words[tokens[0]]
+        if self.joined and tokens:
+            tokens = [" ".join(tokens)]
         if self.count not in (ANY_NUMBER, len(tokens)):
             raise ValueError(f"takes {_plural(self.count)}, got {self._got(tokens)}")
         values = tuple(self._one(token) for token in tokens)
@@ -161,6 +165,7 @@ def flags_of(config: object, *, hidden: Callable[[str], bool] = lambda path: Fal
         if hidden(path):
             continue
         shape = _shape(_hints(owner)[spec.name], spec.metadata.get("words", {}), spec.metadata.get("choices", {}))
+        shape = dataclasses.replace(shape, joined=bool(spec.metadata.get("joined")))
         required = bool(spec.metadata.get("required"))
         flags[path] = Flag(name=path, path=path, shape=shape, default=value, owner=owner, required=required)
         if value is True:

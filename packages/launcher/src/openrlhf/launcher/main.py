@@ -13,6 +13,8 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "local": ("command_line:local", "the same run on this machine or on a Ray that is already there"),
     "replay": ("replay.command:main", "train on the recorded batches of a run, without engines"),
     "sweep": ("slurm.sweep:main", "a Slurm job array over values of flags"),
+    "scale": ("scaling.command:main", "more or fewer engines for a run that goes on"),
+    "join": ("scaling.join:main", "make this machine a node of a running run, with engines"),
     "eval": ("evaluate:main", "a model on the evaluation data, without training"),
     "report": ("report.command:main", "what a run did, as one page for a browser"),
     "status": ("slurm.watch:status", "states of Slurm jobs"),

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 CONFIG_NAMES = (FILE, f"openrlhf_{FILE}")
 """The resolved configuration beside the export and the logs; the second where a user has a file of the first name."""
-PATHS = ("ckpt.output_dir", "ckpt.path", "logger.tensorboard_dir", "logger.record_dir")
+PATHS = ("ckpt.output_dir", "ckpt.path", "logger.tensorboard_dir", "logger.record_dir", "data.curriculum_export")
 
 
 @dataclass(frozen=True, kw_only=True)

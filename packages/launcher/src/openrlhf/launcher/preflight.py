@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf.agents.agent_file import check_agent_file
+from openrlhf.agents.environments import EnvironmentTable, read_environments
 from openrlhf.agents.files import CodeFile
-from openrlhf.agents.reward_file import check_reward_file
 from openrlhf.agents.types import PromptItem
-from openrlhf.launcher.config import TrainPPOConfig
+from openrlhf.launcher.config import ALL, TrainPPOConfig
 from openrlhf.launcher.data.chat import turn_stops
-from openrlhf.launcher.data.early import check_at_sight
+from openrlhf.launcher.data.early import EXTRA, check_at_sight
+from openrlhf.launcher.data.prompt_reader import SOURCE
 from openrlhf.launcher.data.prompts import PromptDataset, UnreadPrompts, load_prompts, prompt_fields
 from openrlhf.launcher.placement import SECTIONS, roles
 from openrlhf.launcher.plugins import NO_PLUGINS, Plugins, check_plugins, read_plugins
+from openrlhf.launcher.rewards.checks import ask_servers, check_choices, check_columns, check_sources
+from openrlhf.launcher.rewards.sources import SourceSpec
 from openrlhf.launcher.rules.violation import value_at
 from openrlhf.launcher.same_tokens import check_same_tokens
 from openrlhf.launcher.teacher_check import TeacherServers, check_teacher_servers
@@ -40,9 +43,9 @@ class Prepared:
     hidden_size: int
     prompts: PromptDataset
     eval_prompts: list[PromptItem]
-    reward_file: CodeFile | None = None
-    reward_urls: tuple[str, ...] = ()
+    reward_sources: tuple[SourceSpec, ...] = ()
     agent_file: CodeFile | None = None
+    environments: EnvironmentTable | None = None
     plugins: Plugins = NO_PLUGINS
     vision: VisionModel | None = None
     teacher_servers: TeacherServers | None = None
@@ -64,9 +67,9 @@ class Checked:
 
     model: str
     others: dict[str, str]
-    reward_file: CodeFile | None
-    reward_urls: tuple[str, ...]
+    reward_sources: tuple[SourceSpec, ...]
     agent_file: CodeFile | None
+    environments: EnvironmentTable | None
     plugins: Plugins
 
 
@@ -74,17 +77,21 @@ def check(config: TrainPPOConfig) -> Checked:
     """The checks that take milliseconds: everything before torch is loaded."""
     model = check_model(config.actor.model_name_or_path, "--actor.model_name_or_path")
     others = other_models(config)
+    if config.judge.engines:
+        check_model(config.judge.model_name_or_path, "--judge.model_name_or_path")
     check_prompts_at_sight(config)
-    reward_file, reward_urls = reward_source(config)
+    sources = check_sources(config)
     agent_path = config.train.agent_func_path
-    agent_file = None if agent_path is None else check_agent_file(agent_path)
+    environments = None if agent_path is None else read_environments(agent_path)
+    agent_file = None if agent_path is None or environments is not None else check_agent_file(agent_path)
+    check_scored(config, environments)
     plugins = read_plugins(config)
     return Checked(
         model=model,
         others=others,
-        reward_file=reward_file,
-        reward_urls=reward_urls,
+        reward_sources=sources,
         agent_file=agent_file,
+        environments=environments,
         plugins=plugins,
     )
 
@@ -131,12 +138,23 @@ def prepare(config: TrainPPOConfig, checked: Checked | None = None) -> Prepared:
     tokenizer, token = readers.tokenizer, readers.image_token
     budget = config.rollout.max_new_tokens
     load = partial(
-        load_prompts, config.data, tokenizer, max_new_tokens=budget, seed=config.train.seed, image_token=token
+        load_prompts,
+        config.data,
+        tokenizer,
+        max_new_tokens=budget,
+        seed=config.train.seed,
+        image_token=token,
+        environments=checked.environments,
     )
     prompts = load() if config.trains else None
     evaluation = load(dataset=config.eval.dataset, split=config.eval.split) if config.evaluates else None
     there = prompts or evaluation
     assert there is not None, "the rules ask for --eval.dataset where nothing is trained"
+    if ALL in config.data.extra_keys:
+        check_columns(checked.reward_sources, there.columns)
+    for loaded in (prompts, evaluation):
+        if loaded is not None:
+            check_choices(config.reward.choose_by, checked.reward_sources, loaded)
     return Prepared(
         model_path=checked.model,
         tokenizer=tokenizer,
@@ -146,13 +164,13 @@ def prepare(config: TrainPPOConfig, checked: Checked | None = None) -> Prepared:
         hidden_size=readers.hidden_size,
         prompts=there,
         eval_prompts=[] if evaluation is None else evaluation.items(),
-        reward_file=checked.reward_file,
-        reward_urls=checked.reward_urls,
+        reward_sources=ask_servers(checked.reward_sources),
         agent_file=checked.agent_file,
+        environments=checked.environments,
         plugins=checked.plugins,
         vision=readers.vision,
         stop_token_ids=turn_stops(tokenizer)
-        if config.data.apply_chat_template or checked.agent_file is not None
+        if config.data.apply_chat_template or config.train.agent_func_path is not None
         else (),
     )
 
@@ -178,6 +196,29 @@ def prepare_models(config: TrainPPOConfig, *, prompts: int) -> Prepared:
     )
 
 
+def check_scored(config: TrainPPOConfig, table: EnvironmentTable | None) -> None:
+    """ValueError where environments of a table ask for a reward source and there is none, or the other way round, and
+    where their ratios and a curriculum both choose prompts."""
+    if table is not None and config.data.curriculum != "uniform":
+        raise ValueError(
+            f"--data.curriculum {config.data.curriculum!r}: the prompts of --train.agent_func_path {table.file!r} come "
+            "in the ratios of its environments; leave the curriculum out, or give one agent"
+        )
+    given = config.reward.remote_url or config.reward.model_name_or_path
+    if table is None or table.scored == (given is not None) or config.rewards_optional:
+        return
+    names = ", ".join(repr(e.name) for e in table.environments if e.scored)
+    if given is None:
+        raise ValueError(
+            f"--train.agent_func_path {table.file!r}: {names} is scored by the run's reward source, and there is none: "
+            "add --reward.remote_url or --reward.model_name_or_path"
+        )
+    raise ValueError(
+        f"--train.agent_func_path {table.file!r}: every environment has an agent that gives its reward; nothing asks "
+        f'{given!r}: leave it out, or write reward = "run" where it is meant to score'
+    )
+
+
 def other_models(config: TrainPPOConfig) -> dict[str, str]:
     """Flag -> model of every role that has a model of its own beside the actor."""
     flags = [f"{SECTIONS[role]}.model_name_or_path" for role in roles(config) if role != Role.POLICY]
@@ -187,6 +228,7 @@ def other_models(config: TrainPPOConfig) -> dict[str, str]:
 def check_prompts_at_sight(config: TrainPPOConfig) -> None:
     """Paths and field names of the prompts."""
     data, fields = config.data, prompt_fields(config.data)
+    fields += [(EXTRA, key) for key in data.extra_keys if key not in (ALL, SOURCE)]
     if config.trains:
         check_at_sight(data.prompt_dataset, fields, split=data.prompt_split, flag="--data.prompt_dataset")
     if config.evaluates:
@@ -293,17 +335,3 @@ def text_dimension(model: str, name: str) -> int:
     from transformers import AutoConfig
 
     return int(getattr(AutoConfig.from_pretrained(model).get_text_config(), name))
-
-
-def reward_source(config: TrainPPOConfig) -> tuple[CodeFile | None, tuple[str, ...]]:
-    """`--reward.remote_url` as a checked Python file or as URLs."""
-    value = config.reward.remote_url
-    if value is None or config.train.agent_func_path is not None:
-        return None, ()
-    if value.endswith(".py"):
-        return check_reward_file(value), ()
-    urls = tuple(part.strip() for part in value.split(",") if part.strip())
-    wrong = [url for url in urls if not url.startswith(("http://", "https://"))]
-    if wrong or not urls:
-        raise ValueError(f"--reward.remote_url {value!r}: expected http(s) URLs or the path of a .py file")
-    return None, urls

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from openrlhf.launcher.config import AUTO_NAME, AUTO_RANKS, TrainPPOConfig
+from openrlhf.launcher.config import ALL, AUTO_NAME, AUTO_RANKS, TrainPPOConfig
 from openrlhf.launcher.flags import build
 from openrlhf.launcher.machine import FLASH_INSTALL, Machine
 from openrlhf.launcher.placement import SECTIONS, engines_share
@@ -215,6 +215,9 @@ def _engine_dtype(c: P, m: Machine) -> Iterator[Change]:
 
 
 def _packing(c: P, m: Machine) -> Iterator[Change]:
+    packs = c.ds.packing_samples or c.train.dynamic_batch_enable or c.data.max_images_per_prompt > 0
+    if c.ds.ring_attn_size > 1 and not packs:
+        yield Change("ds.packing_samples", True, "--ds.ring_attn_size switches --ds.packing_samples on")
     if not c.train.dynamic_batch_enable:
         return
     if not c.ds.packing_samples and c.data.max_images_per_prompt <= 0:  # a packed row loses the places of its images
@@ -259,5 +262,7 @@ def _implied(c: P, m: Machine) -> Iterator[Change]:
         yield Change("actor.loss_agg_mode", mode, note)
     if c.algo.advantage.row.teacher and c.algo.kl.init_coef == TrainPPOConfig().algo.kl.init_coef:
         yield Change("algo.kl.init_coef", 0.0)  # the reference is the teacher, and its KL is what is trained
+    if c.reward.choose_by is not None and not {c.reward.choose_by, ALL} & set(c.data.extra_keys):
+        yield Change("data.extra_keys", (*c.data.extra_keys, c.reward.choose_by))
     if c.train.async_enable and c.train.max_staleness is None:
         yield Change("train.max_staleness", c.train.async_queue_size)

@@ -66,6 +66,12 @@ def _run(config: TrainPPOConfig) -> RunSummary:
             try_export_settings(config.ckpt.output_dir, prepared.model_path, prepared.tokenizer)
             cluster = connect(cluster)
             return asyncio.run(_train(config, prepared, cluster))
+        except signals.StoppedAfterSave:
+            raise
+        except Exception as error:
+            if ended := cluster.ended():
+                raise RuntimeError(f"the run's own Ray ended: {ended}; then: {error}") from error
+            raise
         finally:
             signals.ignore()
             cluster.close()
@@ -74,6 +80,8 @@ def _run(config: TrainPPOConfig) -> RunSummary:
 async def _train(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster) -> RunSummary:
     from openrlhf.launcher.horizon import rollout_step_horizon
     from openrlhf.launcher.logging.logger import RunLogger
+    from openrlhf.launcher.ray.calls import unless
+    from openrlhf.launcher.ray.rollout import RayRollout
     from openrlhf.launcher.ray.start import start_parts
     from openrlhf.launcher.record.run_record import open_record
     from openrlhf.launcher.saved import config_toml
@@ -88,8 +96,9 @@ async def _train(config: TrainPPOConfig, prepared: Prepared, cluster: Cluster) -
         parts = replace(await start_parts(config, prepared, cluster, logger), record=record)
         trainer = Trainer(config, parts)
         signals.on_warning(trainer.stop_after_step)
+        assert isinstance(parts.rollout, RayRollout)
         try:
-            return await trainer.run()
+            return await unless(parts.rollout.failure(), trainer.run())
         finally:
             await parts.rollout.shutdown()
             await parts.learner.shutdown()

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from openrlhf.agents.types import PromptItem, StopReason, Trajectory, Turn
+from openrlhf.agents.types import PromptItem, StopReason, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleInfo:
     """The scalars of one finished sample; the tokens stay behind the group's handle.
 
+    turns: (trainable tokens, reward) of every turn, in order; a reward is 0 where the turn has none of its own.
     failure: "border: message" of a failed sample, with the traceback. episode: the same number for all branches of an
     episode of a group (`rollout/episodes.py`); None: the sample is the whole episode.
     """
@@ -34,6 +35,14 @@ class SampleInfo:
     extra_logs: Mapping[str, float] = field(default_factory=dict)
     answer: int = 0  # a checksum of the sampled tokens: equal answers have equal ones
     episode: int | None = None
+    turns: Sequence[tuple[int, float]] = ()
+
+    @property
+    def turn_rewards(self) -> list[float] | None:
+        """The rewards of the turns that have trainable tokens; None where some of these belong to no turn."""
+        trainable = [(tokens, reward) for tokens, reward in self.turns if tokens]
+        covered = sum(tokens for tokens, _ in trainable) == self.num_trainable > 0
+        return [reward for _, reward in trainable] if covered else None
 
     @property
     def unscored(self) -> bool:
@@ -85,12 +94,35 @@ def fail_unscored(group: Group) -> Group:
     )
 
 
+def fail_misplaced(group: Group) -> Group:
+    """The group whose samples have failed of which a turn's reward cannot be credited to tokens of that turn."""
+    found = [None if s.failed else _misplaced(s) for s in group.samples]
+    if not any(found):
+        return group
+    failed = {n: replace(group.samples[n], failed=True, failure=f"agent: {why}") for n, why in enumerate(found) if why}
+    return replace(group, samples=[failed.get(n, s) for n, s in enumerate(group.samples)])
+
+
+def _misplaced(sample: SampleInfo) -> str | None:
+    for number, (tokens, reward) in enumerate(sample.turns, start=1):
+        if reward and not tokens:
+            return f"turn {number} earned {reward!r} and has no trainable token to credit it to (--algo.turn_rewards)"
+    if sample.num_trainable and sample.turn_rewards is None:
+        count = sum(tokens for tokens, _ in sample.turns)
+        return (
+            f"its {len(sample.turns)} turns have {count} of {sample.num_trainable} trainable tokens, and "
+            "--algo.turn_rewards credits turns: give the trajectory a Turn for every range that was sampled"
+        )
+    return None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleRef:
     """Where one training sample lies: `handle` resolves to a list of trajectories, this is number `position`.
 
     index: the sample's number in the rollout batch. reward: shaped, after the baseline. length: tokens in all.
     prompt_length: how many of them all samples behind this handle begin with. raw, score: before shaping.
+    turn_rewards: what the last trainable tokens of its turns get in the place of `reward`; None: turns share it.
     """
 
     handle: Any
@@ -101,6 +133,7 @@ class SampleRef:
     prompt_length: int = 0
     raw: float | None = None
     score: float | None = None
+    turn_rewards: Sequence[float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +149,7 @@ def cut(trajectory: Trajectory, max_len: int) -> Trajectory:
     if len(trajectory.token_ids) <= max_len:
         return trajectory
     turns = [
-        Turn(start=t.start, end=min(t.end, max_len), finish_reason=t.finish_reason if t.end <= max_len else "length")
+        replace(t, end=min(t.end, max_len), finish_reason=t.finish_reason if t.end <= max_len else "length")
         for t in trajectory.turns
         if t.start < max_len
     ]
@@ -136,14 +169,14 @@ def sample_info(trajectory: Trajectory, *, max_len: int) -> SampleInfo:
     """The scalars of a trajectory as it will be trained on: cut to `max_len` tokens."""
     sample = cut(trajectory, max_len)
     versions = [v for v, sampled in zip(sample.versions, sample.trainable, strict=True) if sampled]
-    turns = [sum(sample.trainable[t.start : t.end]) for t in sample.turns]
+    turns = [(sum(sample.trainable[t.start : t.end]), t.reward or 0.0) for t in sample.turns]
     failure = sample.failure
     return SampleInfo(
         reward=sample.reward,
         score=sample.score,
         total_length=len(sample.token_ids),
         num_trainable=sample.num_trainable,
-        longest_turn=max(turns, default=sample.num_trainable),
+        longest_turn=max((tokens for tokens, _ in turns), default=sample.num_trainable),
         truncated=sample.truncated,
         failed=sample.failed,
         failure="" if failure is None else f"{failure.border}: {failure.message}\n{failure.traceback}".rstrip(),
@@ -154,5 +187,6 @@ def sample_info(trajectory: Trajectory, *, max_len: int) -> SampleInfo:
         prompt_length=sample.prompt_length,
         extra_logs=dict(sample.extra_logs),
         episode=sample.sample_index,
+        turns=turns,
         answer=zlib.crc32(repr([t for t, own in zip(sample.token_ids, sample.trainable, strict=True) if own]).encode()),
     )

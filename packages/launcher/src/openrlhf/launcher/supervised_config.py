@@ -111,6 +111,11 @@ class DatasetConfig:
     """Use the slow tokenizer; there is none any more."""
     dataloader_num_workers: int = 0
     """Processes that read the data."""
+    cache_dir: str | None = None
+    """Folder for tokenised data, which is made once per machine and used again by every run with the same rows,
+    tokenizer and options. None: openrlhf/tokens in $XDG_CACHE_HOME or ~/.cache."""
+    cache_gib: float = 50.0
+    """GiB that this folder may take: what was used longest ago is removed, unless a run uses it."""
 
 
 @dataclass(frozen=True, kw_only=True)

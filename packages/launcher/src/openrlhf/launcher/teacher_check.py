@@ -12,11 +12,19 @@ import httpx
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.json_servers import JsonServers, RetryPolicy
+from openrlhf.launcher.openai_servers import ServerWords, ask_server, served_model, server_root
 from openrlhf.launcher.proxies import ProxiedTransport
 from openrlhf.launcher.redaction import redact
 from openrlhf.launcher.same_tokens import PROBES
 
 FLAG = "--ref.remote_url"
+WORDS = ServerWords(
+    flag=FLAG,
+    key="--ref.api_key KEY",
+    model="--ref.model_name_or_path",
+    start="vllm serve TEACHER",
+    needs=" with /tokenize and /detokenize, as vLLM's is (vllm serve TEACHER)",
+)
 IDS_AT_ONCE = 2048
 TIMEOUT = 60.0
 WAY_OUT = "Serve a model with the actor's tokenizer"
@@ -49,11 +57,6 @@ class TeacherServers:
         )
 
 
-def server_root(url: str) -> str:
-    """The part of an OpenAI-compatible server's URL that all its addresses share."""
-    return url.rstrip("/").removesuffix("/v1")
-
-
 def check_teacher_servers(config: TrainPPOConfig, tokenizer: Any) -> TeacherServers:
     """The servers of `--ref.remote_url`, tried out.
 
@@ -66,39 +69,9 @@ def check_teacher_servers(config: TrainPPOConfig, tokenizer: Any) -> TeacherServ
     name = config.ref.model_name_or_path or ""
     with httpx.Client(transport=ProxiedTransport(), timeout=TIMEOUT, headers=headers) as client:
         for url in urls:
-            name = _served(client, url, name)
+            name = served_model(client, url, name, WORDS)
             _check_tokens(client, url, name, tokenizer)
     return TeacherServers(urls=urls, model=name, api_key=key)
-
-
-def _answer(client: httpx.Client, url: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    address = f"{server_root(url)}{path}"
-    try:
-        response = client.get(address) if body is None else client.post(address, json=body)
-    except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise ValueError(
-            f"{FLAG} {redact(url)!r}: no answer ({type(error).__name__}: {redact(str(error))}). Start the server, "
-            "as in vllm serve TEACHER, and give its URL, such as http://host:8000/v1"
-        ) from None
-    if response.status_code in (401, 403):
-        raise ValueError(
-            f"{FLAG} {redact(url)!r} refuses the key (HTTP {response.status_code}). Fix: --ref.api_key KEY"
-        )
-    if not response.is_success:
-        raise ValueError(
-            f"{FLAG} {redact(url)!r}: {path} gave HTTP {response.status_code}: {response.text[:200]!r}. It must be an "
-            "OpenAI-compatible server with /tokenize and /detokenize, as vLLM's is (vllm serve TEACHER)"
-        )
-    return response.json()
-
-
-def _served(client: httpx.Client, url: str, name: str) -> str:
-    served = [model["id"] for model in _answer(client, url, "/v1/models")["data"]]
-    if name and name not in served:
-        raise ValueError(f"--ref.model_name_or_path {name!r} is not served by {redact(url)!r}, which has {served!r}")
-    if not name and len(served) != 1:
-        raise ValueError(f"{FLAG} {redact(url)!r} serves {served!r}. Fix: name one by --ref.model_name_or_path")
-    return name or served[0]
 
 
 def _check_tokens(client: httpx.Client, url: str, name: str, tokenizer: Any) -> None:
@@ -111,7 +84,7 @@ def _check_tokens(client: httpx.Client, url: str, name: str, tokenizer: Any) -> 
     for text in PROBES:
         body = {"model": name, "prompt": text, "add_special_tokens": False}
         theirs, ours = (
-            _answer(client, url, "/tokenize", body)["tokens"],
+            ask_server(client, url, "/tokenize", WORDS, body)["tokens"],
             tokenizer.encode(text, add_special_tokens=False),
         )
         if theirs != ours:
@@ -121,7 +94,8 @@ def _check_tokens(client: httpx.Client, url: str, name: str, tokenizer: Any) -> 
 
 def _different(client: httpx.Client, url: str, name: str, tokenizer: Any, ids: list[int]) -> str:
     """The first of the ids whose text is another, in words; nothing where they agree."""
-    theirs, ours = _answer(client, url, "/detokenize", {"model": name, "tokens": ids})["prompt"], tokenizer.decode(ids)
+    asked = ask_server(client, url, "/detokenize", WORDS, {"model": name, "tokens": ids})
+    theirs, ours = asked["prompt"], tokenizer.decode(ids)
     if theirs == ours:
         return ""
     if len(ids) == 1:

@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 _SAME = """
-agent.max_concurrency agent.max_turns agent.num_workers agent.timeout ds.attn_implementation
+agent.client_sampling agent.max_concurrency agent.max_turns agent.num_workers agent.reasoning_parser agent.timeout
+agent.tool_parser ds.attn_implementation
 ds.backend ds.deepcompile ds.lora.dropout
 ds.grad_accum_dtype ds.load_in_4bit ds.lora.alpha ds.lora.dora ds.lora.rank ds.lora.rslora
 ds.lora.save_merged ds.lora.target_modules ds.packing_samples ds.param_dtype
-ds.ring_attn_size ds.tensor_parallel_size ds.use_liger_kernel ds.use_universal_ckpt ds.value_head_prefix ds.zero_stage
-reward.timeout
+ds.ring_attn_head_stride ds.ring_attn_size ds.tensor_parallel_size ds.use_liger_kernel
+ds.use_universal_ckpt ds.value_head_prefix ds.zero_stage ds.zpg
+reward.max_memory_gib reward.processes reward.timeout
 """
 """Parameters that are called as their flags are."""
 
@@ -94,6 +96,7 @@ max_failed_fraction rollout.max_failed_fraction
 agent_file train.agent_func_path
 reward_file reward.remote_url
 reward_model reward.model_name_or_path
+extra_keys data.extra_keys
 max_length data.max_len
 max_new_tokens rollout.max_new_tokens
 overlong data.overlong_prompts

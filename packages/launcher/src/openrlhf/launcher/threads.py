@@ -99,6 +99,7 @@ def plan_threads(
         return None
     here = {role: section(config, role).num_gpus_per_node for role in roles(config)}
     engines = -(-(config.vllm.num_engines or 0) // nodes) * config.vllm.tensor_parallel_size
+    engines += -(-config.judge.engines // nodes) * config.judge.tensor_parallel_size  # they work while others sample
     training = (Role.POLICY, Role.CRITIC)
     sampling_cores = cores // 2 if config.train.async_enable else cores
     learning_cores = cores - cores // 2 if config.train.async_enable else cores

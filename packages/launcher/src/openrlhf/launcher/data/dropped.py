@@ -100,12 +100,19 @@ class DroppedText:
 
     def add(self, place: str, lost: Sequence[Lost]) -> None:
         """A row and what it lost. Raises PromptError under "error"."""
-        if not lost:
-            return
+        if lost:
+            self.count(1, place, lost[0])
+
+    def refuse(self, lost: Lost | str) -> None:
+        """Raises PromptError under "error"."""
         if self._policy == ERROR:
-            raise PromptError(f"the chat template drops {lost[0]}; {self._remedy}, or --data.dropped_text {WARN}")
-        self.rows += 1
-        self._first = self._first or f"{place}, {lost[0]}"
+            raise PromptError(f"the chat template drops {lost}; {self._remedy}, or --data.dropped_text {WARN}")
+
+    def count(self, rows: int, place: str, lost: Lost | str) -> None:
+        """So many rows, the first of which lost this. Raises PromptError under "error"."""
+        self.refuse(lost)
+        self.rows += rows
+        self._first = self._first or f"{place}, {lost}"
 
     def report(self, *, of: int) -> None:
         """One warning with the share of rows and the first of them, if there is any."""

@@ -6,25 +6,24 @@ Rows are read again when drawn, so memory stays at a few dozen bytes per row, ho
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from openrlhf.agents.chat.template import PromptError
 from openrlhf.agents.context import prompt_budget
+from openrlhf.agents.environments import EnvironmentTable
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import DataConfig
-from openrlhf.launcher.data.blend import Blend, blend
+from openrlhf.launcher.data.blend import Blend, blend, by_ratios
 from openrlhf.launcher.data.chat import ESCAPE, ChatRenderer
 from openrlhf.launcher.data.dropped import DroppedText, Lost
-from openrlhf.launcher.data.images import as_list, check_source, inline_images, read_image
+from openrlhf.launcher.data.images import check_source
 from openrlhf.launcher.data.locate import list_entries, mixing_probabilities, open_dataset
-from openrlhf.launcher.data.messages import parsed, row_tools
-from openrlhf.launcher.data.rows import Row, Rows, has_key, lookup, no_field, require_fields, spell
+from openrlhf.launcher.data.prompt_reader import PromptReader, extra_columns, folder_of, source_names
+from openrlhf.launcher.data.rows import Row, Rows, has_key, lookup, no_field, require_fields
 from openrlhf.launcher.data.token_counts import TokenCounter
 from openrlhf.launcher.data.values import check_label
 
@@ -32,7 +31,6 @@ log = logging.getLogger(__name__)
 
 _CACHE_LIMIT = 200_000  # lengths of distinct prompts that are remembered while scanning
 REMEDY = "use a tokenizer whose chat template writes it"
-_EXTRA_TOKENS = 8  # tokens that a tokenizer may add without text: prefix space, BOS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,20 +62,32 @@ class PromptDataset:
     def __len__(self) -> int:
         return len(self._plan)
 
+    @property
+    def columns(self) -> Sequence[str]:
+        """Names of what else travels with every prompt (`--data.extra_keys`)."""
+        return self._reader.columns
+
     def item(self, index: int, *, episode: int = 0, position: int = 0) -> PromptItem:
         """Prompt number `index`, as place `position` of an episode."""
         rows = self._sources[int(self._plan.source[index])]
         row_index = int(self._plan.row[index])
-        prompt, label, images, datasource = self._reader.read(rows, row_index)
-        return PromptItem(
-            group_id=f"e{episode}-p{index}",
-            prompt=prompt,
-            label=label,
-            images=images,
-            datasource=datasource,
-            position=position,
-            episode=episode,
-        )
+        read = self._reader.read(rows, row_index)
+        return replace(read, group_id=f"e{episode}-p{index}", position=position, episode=episode)
+
+    @property
+    def strata(self) -> np.ndarray | None:
+        """[prompts] int: the environment of each, by its place in the table; None: there are none."""
+        return self._plan.kind
+
+    def column(self, name: str) -> Iterator[tuple[str, Any]]:
+        """(place in its data set, value) of every prompt's column of this name."""
+        for source, index in zip(self._plan.source, self._plan.row, strict=True):
+            rows = self._sources[int(source)]
+            yield rows.where(int(index)), self._reader.column(rows, rows[int(index)], name)
+
+    def places(self) -> tuple[list[str], np.ndarray, np.ndarray]:
+        """(names of the sources, source [N] int32 and row [N] int64 of every prompt)."""
+        return [rows.name for rows in self._sources], self._plan.source, self._plan.row
 
     def items(self) -> list[PromptItem]:
         """All prompts in file order, as an evaluation uses them: their group ids are never those of an episode."""
@@ -107,12 +117,14 @@ def load_prompts(
     split: str | None = None,
     special_tokens: str = "warn",
     image_token: str | None = None,
+    environments: EnvironmentTable | None = None,
 ) -> PromptDataset:
     """Find, check and measure the prompts. Needs the tokenizer, no model.
 
     max_new_tokens: `--rollout.max_new_tokens`; the prompt budget is `data.max_len` minus this (or minus 1).
     dataset, split: the evaluation's, in place of `data.prompt_dataset` and `data.prompt_split`.
     special_tokens: see `ChatRenderer`. image_token: what stands for an image in the texts of a vision-language model.
+    environments: of the run; those of the training prompts are mixed in their ratios.
     Raises ValueError: nothing found at a path, a key that no row has (with the available columns), a bad row (with
     its place, field and what was expected), an overlong prompt under `--data.overlong_prompts error`.
     """
@@ -127,11 +139,19 @@ def load_prompts(
         special_tokens=special_tokens,
         image_token=image_token,
     )
-    reader = PromptReader(data, renderer, prompt_budget(data.max_len, max_new_tokens))
     sources = [open_dataset(e, split=split or data.prompt_split, flag=flag) for e in entries]
+    reader = PromptReader(
+        data,
+        renderer,
+        prompt_budget(data.max_len, max_new_tokens),
+        columns=extra_columns(data, sources),
+        names=source_names(entries, sources),
+        environments=environments,
+    )
     lossy = DroppedText(flag, data.dropped_text, remedy=REMEDY)
     with TokenCounter(tokenizer, workers=data.dataloader_num_workers) as counter:
-        overlong = [_scan(rows, reader, counter, lossy, limit=data.max_samples) for rows in sources]
+        scanned = [_scan(rows, reader, counter, lossy, limit=data.max_samples) for rows in sources]
+    overlong = [long for long, _ in scanned]
     plan = blend([len(o) for o in overlong], probs=probs, max_samples=data.max_samples, seed=seed)
     too_long = np.array([overlong[s][r] for s, r in zip(plan.source, plan.row, strict=True)], dtype=bool)
     lossy.report(of=sum(map(len, overlong)))
@@ -140,92 +160,23 @@ def load_prompts(
         plan = Blend(source=plan.source[~too_long], row=plan.row[~too_long])
     if not len(plan):
         raise ValueError(f"{flag}: no prompt is left of {counts.rows} rows; raise --data.max_len")
+    if environments is not None:
+        kind = np.array([scanned[s][1][r] for s, r in zip(plan.source, plan.row, strict=True)])
+        plan = by_ratios(plan, kind, environments, most=data.max_samples, flag=flag, training=dataset is None)
     return PromptDataset(sources, plan, reader, counts)
 
 
-class PromptReader:
-    """Turns one row into prompt text, label, images and datasource, the same way for every source."""
-
-    def __init__(self, data: DataConfig, renderer: ChatRenderer, budget: int) -> None:
-        self.data = data
-        self.renderer = renderer
-        self.budget = budget
-
-    def read(self, rows: Rows, index: int) -> tuple[str, Any, Sequence[bytes], str]:
-        """(prompt, label, images, datasource) of a checked row; the prompt is cut to its budget.
-
-        Raises ValueError for an image that can't be read, with the row.
-        """
-        row = rows[index]
-        values = self.images(row)
-        text = self.render(row)
-        try:
-            images = tuple(read_image(value, _folder(rows)) for value in values)
-        except ValueError as error:
-            raise ValueError(f"{rows.where(index)}, field {self.data.image_key!r}: {error}") from error
-        if not images and not self.surely_fits(text):
-            text = truncate_left(text, self.renderer.tokenizer, self.budget)
-        label = "" if self.data.label_key is None else rows.spelled(index, self.data.label_key)
-        return text, label, images, str(spell(row.get("datasource") or "default"))
-
-    def render(self, row: Row) -> str:
-        """The prompt text, not cut. Raises PromptError."""
-        if not has_key(row, self.data.input_key):
-            raise PromptError("expected a prompt, but the row has no such field")
-        return self.renderer.render(lookup(row, self.data.input_key), row_tools(row), len(self.images(row)))
-
-    def images(self, row: Row) -> Sequence[Any]:
-        """The row's images as the file has them, or those that its messages carry. Raises PromptError on too many."""
-        images = as_list(lookup(row, self.data.image_key)) or inline_images(parsed(lookup(row, self.data.input_key)))
-        if len(images) > self.data.max_images_per_prompt:
-            raise PromptError(
-                f"{len(images)} images in field {self.data.image_key!r}, but --data.max_images_per_prompt is "
-                f"{self.data.max_images_per_prompt}"
-            )
-        return images
-
-    def surely_fits(self, text: str) -> bool:
-        """True where no tokenizer can need more tokens than the budget: ASCII text has at most one per character."""
-        return text.isascii() and len(text) + _EXTRA_TOKENS <= self.budget
-
-
-def _folder(rows: Rows) -> Path | None:
-    """Where relative image paths of a file may start from, beside the working directory."""
-    path = Path(rows.name)
-    return path if path.is_dir() else path.parent if path.is_file() else None
-
-
-def truncate_left(text: str, tokenizer: Any, budget: int) -> str:
-    """The end of the text that tokenises to at most `budget` tokens; a leading BOS is kept."""
-    bos = tokenizer.bos_token or ""
-    head = bos if bos and text.startswith(bos) else ""
-    body = text[len(head) :]
-    room = keep = budget - (1 if head else 0)
-    ids = _encode(tokenizer, body)
-    if len(ids) <= room:
-        return text
-    while keep > 0:
-        tail = tokenizer.decode(ids[-keep:], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        tail = tail.lstrip("\ufffd")  # a character of which the cut took the first bytes
-        if len(_encode(tokenizer, tail)) <= room:
-            return head + tail
-        keep -= 1
-    return head
-
-
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-
-
-def _scan(rows: Rows, reader: PromptReader, counter: TokenCounter, lossy: DroppedText, *, limit: int) -> np.ndarray:
-    """Check the first `limit` rows; True where a prompt is over its budget, [rows] bool."""
+def _scan(
+    rows: Rows, reader: PromptReader, counter: TokenCounter, lossy: DroppedText, *, limit: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Check the first `limit` rows: [rows] bool, True where a prompt is over its budget; [rows] int, environments."""
     size = min(len(rows), limit)
     if size == 0:
         raise ValueError(f"{lossy.flag}: {rows.name} has no rows")
     data = reader.data
     require_fields(rows, prompt_fields(data))
     prompts = _DistinctPrompts(reader, counter)
-    numbers = np.empty(size, dtype=np.int64)
+    numbers, environments = np.empty(size, dtype=np.int64), np.zeros(size, dtype=np.int32)
     labels = 0
     for index, row in enumerate(islice(rows, size)):
         field = data.image_key
@@ -238,13 +189,17 @@ def _scan(rows: Rows, reader: PromptReader, counter: TokenCounter, lossy: Droppe
             check_label(lookup(row, field))
             field = data.image_key
             for image in images:
-                check_source(image, _folder(rows))
+                check_source(image, folder_of(rows))
+            for field in reader.columns:
+                check_label(lookup(row, field))
+            field = reader.environment_column
+            environments[index] = reader.environment(rows, row)
         except ValueError as error:
             raise ValueError(f"{rows.where(index)}, field {field!r}: {error}") from error
         labels += data.label_key is None or has_key(row, data.label_key)
     if labels == 0:
         raise ValueError(no_field("--data.label_key", str(data.label_key), rows))
-    return prompts.overlong()[numbers]
+    return prompts.overlong()[numbers], environments
 
 
 class _DistinctPrompts:

@@ -185,6 +185,9 @@ class PairReader:
         return float(margin)
 
 
+UnitReader = SftReader | PairReader
+
+
 def field(row: Row, key: str) -> Any:
     """The value of a field. PromptError where it is missing or null."""
     if not has_key(row, key):

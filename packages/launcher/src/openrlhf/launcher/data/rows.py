@@ -8,6 +8,7 @@ never merged into one set of fields, an error names its line, and a run on JSON 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
@@ -25,6 +26,7 @@ Row = Mapping[str, Any]
 Span = tuple[int, int, int]
 _MISSING = object()
 _DECODER = json.JSONDecoder()
+_READ_BYTES = 1 << 20
 USUAL_NAMES = {
     "--data.input_key": ("prompt", "problem", "question", "query", "messages", "conversations", "instruction", "input"),
     "--data.label_key": ("label", "answer", "solution", "ground_truth", "target", "output"),
@@ -55,6 +57,10 @@ class Rows(ABC):
     @abstractmethod
     def where(self, index: int) -> str:
         """The place of a row in the user's words, such as `data.jsonl, line 7`."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """What stands for the contents of all rows, whatever their place and names."""
 
     def spelled(self, index: int, key: str) -> Any:
         """The value of a (dotted) key, numbers and booleans as `str`, spelled as in the file."""
@@ -121,6 +127,13 @@ class JsonRows(Rows):
         if isinstance(value, int | float) and not isinstance(value, bool):
             value = lookup(json.loads(text, parse_float=str, parse_int=str, parse_constant=str), key)
         return spell(value)
+
+    def digest(self) -> str:
+        contents, at = hashlib.sha256(), 0
+        while part := os.pread(self._descriptor, _READ_BYTES, at):
+            contents.update(part)
+            at += len(part)
+        return contents.hexdigest()
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -199,6 +212,9 @@ class Joined(Rows):
         rows, place = self._find(index)
         return rows[place]
 
+    def digest(self) -> str:
+        return " ".join(f"{rows.digest()}[{span.start}:{span.stop}]" for rows, span in self._parts)
+
     def __iter__(self) -> Iterator[Row]:
         return chain.from_iterable(islice(iter(rows), span.start, span.stop) for rows, span in self._parts)
 
@@ -220,14 +236,14 @@ class Joined(Rows):
 
 def require_fields(rows: Rows, wanted: Sequence[tuple[str, str]]) -> None:
     """ValueError when a (flag, key) that was asked for is in no row: with the fields that are there."""
-    first = rows[0]
-    missing = [
-        (flag, key)
-        for flag, key in wanted
-        if not has_key(first, key) and key not in rows.columns and key.split(".")[0] not in rows.columns
-    ]
+    missing = [(flag, key) for flag, key in wanted if not has_field(rows, key)]
     for flag, key in missing:
         raise ValueError(no_field(flag, key, rows) + _suggestion([flag for flag, _ in missing], rows))
+
+
+def has_field(rows: Rows, key: str) -> bool:
+    """Whether some row may have the (dotted) key."""
+    return has_key(rows[0], key) or key in rows.columns or key.split(".")[0] in rows.columns
 
 
 def _suggestion(flags: Sequence[str], rows: Rows) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import sys
 from collections import Counter
@@ -29,12 +30,20 @@ class Table(Rows):
     """
 
     def __init__(
-        self, table: Any, name: str, *, empty_is_null: bool = False, lines: Sequence[int] | None = None
+        self,
+        table: Any,
+        name: str,
+        *,
+        empty_is_null: bool = False,
+        lines: Sequence[int] | None = None,
+        files: Sequence[Path] = (),
     ) -> None:
+        """files: where the rows are read from; else those that the library keeps them in."""
         self._table = table
         self.name = name
         self._empty_is_null = empty_is_null
         self._lines = lines
+        self._files = files or [Path(file["filename"]) for file in table.cache_files]
 
     @cached_property
     def columns(self) -> Sequence[str]:
@@ -53,6 +62,13 @@ class Table(Rows):
 
     def where(self, index: int) -> str:
         return f"{self.name}, row {index}" if self._lines is None else f"{self.name}, line {self._lines[index]}"
+
+    def digest(self) -> str:
+        contents = hashlib.sha256(repr((len(self), self.columns, self._empty_is_null)).encode())
+        for path in self._files:
+            with path.open("rb") as file:
+                contents.update(hashlib.file_digest(file, "sha256").digest())
+        return contents.hexdigest()
 
     def spelled(self, index: int, key: str) -> Any:
         value = super().spelled(index, key)
@@ -82,7 +98,7 @@ def open_csv(path: Path, *, separator: str) -> Rows:
                 parts.append(Dataset.from_dict(_columns(header, batch), features=features))
                 batch = []
         parts.append(Dataset.from_dict(_columns(header, batch), features=features))
-    return Table(concatenate_datasets(parts), str(path), empty_is_null=True, lines=lines)
+    return Table(concatenate_datasets(parts), str(path), empty_is_null=True, lines=lines, files=[path])
 
 
 def open_table(path: Path, builder: str, pattern: str) -> Rows:
@@ -94,7 +110,7 @@ def open_table(path: Path, builder: str, pattern: str) -> Rows:
     except Exception as error:  # datasets wraps what Arrow raises, of whatever kind
         reason = error.__cause__ or error
         raise ValueError(f"{path}: cannot be read as {builder} ({type(reason).__name__}: {reason})") from error
-    return Table(undecoded(table), str(path))
+    return Table(undecoded(table), str(path), files=[path])
 
 
 def undecoded(table: Any) -> Any:

@@ -191,3 +191,15 @@ def slurm_programs(which: Mapping[str, str | None]) -> list[Finding]:
         fix = "states are read from the other programs" if missing == ["sacct"] else "load the site's Slurm module"
         return [Finding(level="warning", what=f"Slurm without {', '.join(missing)}", fix=fix)]
     return [Finding(level="ok", what="Slurm")]
+
+
+def graded_programs(isolation: str, fix: str) -> list[Finding]:
+    """What keeps programs that a code grader runs apart. isolation, fix: as the grader of openrlhf-agents says."""
+    known = {
+        "bubblewrap": "bubblewrap: without our files, processes and network",
+        "landlock": "Landlock: without our files, processes and network, but they see which of them there are",
+    }
+    if isolation not in known:
+        what = "a code grader's programs can read and change what this user can, and use the network"
+        return [Finding(level="warning", what=what, fix=fix)]
+    return [Finding(level="ok", what=f"a code grader's programs run under {known[isolation]}", fix=fix)]

@@ -47,6 +47,7 @@ def text(findings: Sequence[Finding]) -> str:
 
 def examine() -> list[Finding]:
     """All checks on this machine."""
+    from openrlhf.agents.graders.code import isolation, missing_isolation
     from openrlhf.launcher.machine import detect_machine
     from openrlhf.launcher.selfcheck import record
 
@@ -69,6 +70,7 @@ def examine() -> list[Finding]:
         *checks.limits(soft, hard, shm),
         *checks.ray_surroundings(os.environ, Path.home(), not is_free(checks.AGENT_PORT)),
         *checks.slurm_programs({name: shutil.which(name) for name in checks.SLURM}),
+        *checks.graded_programs(isolation(), missing_isolation()),
     ]
 
 

@@ -26,13 +26,15 @@ TREND = 12
 @dataclass(frozen=True, kw_only=True)
 class Expected:
     """What the configuration says of a healthy run. rewards: whether it learns from rewards. best: the highest reward
-    of the run so far, where rewards have varied; nothing beats it. start: (entropy, reward) of the first steps."""
+    of the run so far, where rewards have varied; nothing beats it. start: (entropy, reward) of the first steps.
+    closest: the lowest KL to the reference of the run so far."""
 
     max_norm: float
     rewards: bool = True
     groups: bool = True
     best: float = float("inf")
     start: tuple[float, float] | None = None
+    closest: float = 0.0
 
 
 Check = Callable[[Seen, Expected], str | None]
@@ -129,9 +131,11 @@ def entropy_collapse(seen: Seen, expected: Expected) -> str | None:
 
 
 def kl_runaway(seen: Seen, expected: Expected) -> str | None:
-    """The policy leaves the reference."""
+    """The policy leaves the reference. One that began far from it, as from a teacher, and comes closer does not."""
     kl = _metric(seen, "train/kl")
-    return f"the KL to the reference is {kl:.3g} nats per token" if kl is not None and kl >= 1.0 else None
+    if kl is None or kl < 1.0 or kl < 2.0 * expected.closest:
+        return None
+    return f"the KL to the reference is {kl:.3g} nats per token, and was {expected.closest:.3g}"
 
 
 def engine_trainer_drift(seen: Seen, expected: Expected) -> str | None:
@@ -215,6 +219,14 @@ def reward_is_length(seen: Seen, expected: Expected) -> str | None:
     return f"the length alone tells the reward (correlation {line:.3g} over {len(values)} lengths)"
 
 
+def environment_fails(seen: Seen, expected: Expected) -> str | None:
+    """One environment of several never comes to an end, and was not switched off for it."""
+    metrics, end = seen[-1].metrics, "/failed_share"
+    failing = [k.removesuffix(end) for k, v in metrics.items() if k.endswith(end) and v == 1.0]
+    failing = [name for name in failing if not metrics.get(f"{name}/off")]
+    return f"every episode of the last groups failed: {', '.join(failing)}" if failing else None
+
+
 ALARMS: dict[str, Alarm] = {
     "no_reward_variance": Alarm(
         check=no_reward_variance,
@@ -268,6 +280,9 @@ ALARMS: dict[str, Alarm] = {
         check=reward_by_source, steps=3, fix="--data.prompt_probs, the grader of that source (--reward.remote_url)"
     ),
     "stale_samples": Alarm(check=stale_samples, steps=3, fix="--train.max_staleness, --train.async_queue_size"),
+    "environment_fails": Alarm(
+        check=environment_fails, fix="the agent of that environment, max_failure_share in --train.agent_func_path"
+    ),
     "reward_is_length": Alarm(check=reward_is_length, steps=3, fix="the reward function (--reward.remote_url)"),
 }
 """Name -> alarm."""

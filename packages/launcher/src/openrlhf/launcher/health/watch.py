@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf, isfinite
+from statistics import mean
 from typing import Any
-
-import numpy as np
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.health.checks import ALARMS, REMEMBERED, Expected
@@ -46,16 +46,40 @@ class HealthWatch:
     def __init__(self, expected: Expected) -> None:
         self._expected = expected
         self._seen: deque[Observation] = deque(maxlen=REMEMBERED)
-        self._first: list[Observation] = []
+        self._first: list[tuple[float, float]] = []
         self._in_a_row: dict[str, int] = {}
         self._quiet: dict[str, int] = {}
         self._varied = False
-        self._best = -float("inf")
+        self._best = -inf
+        self._closest = inf
 
     @property
     def active(self) -> Sequence[str]:
         """The alarms that stand."""
         return sorted(self._quiet)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs, as JSON values: which alarms stand, and what the run began with and reached.
+
+        The steps that trends are judged by are not in it: those begin anew.
+        """
+        return {
+            "in_a_row": self._in_a_row,
+            "quiet": self._quiet,
+            "first": self._first,
+            "varied": self._varied,
+            "best": self._best if isfinite(self._best) else None,
+            "closest": self._closest if isfinite(self._closest) else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, anew: bool = False) -> None:
+        """The inverse of `state_dict`. anew: alarms that stand are told again if they go on, as one that ends a run."""
+        if not anew:
+            self._in_a_row, self._quiet = dict(state["in_a_row"]), dict(state["quiet"])
+        self._first = [(entropy, reward) for entropy, reward in state["first"]]
+        self._varied = state["varied"]
+        self._best = -inf if state["best"] is None else state["best"]
+        self._closest = inf if state["closest"] is None else state["closest"]
 
     def see(self, now: Observation) -> list[News]:
         """What has changed with this step."""
@@ -81,18 +105,16 @@ class HealthWatch:
         if len(now.rewards):
             self._best = max(self._best, float(now.rewards.max()))
             self._varied = self._varied or now.varies
-        start = self._expected.start
         if len(self._first) < START and now.entropy is not None and len(now.rewards):
-            self._first.append(now)
-            if len(self._first) == START:
-                entropies = [first.entropy for first in self._first]
-                start = float(np.mean([e for e in entropies if e is not None])), _reward(self._first)
-        best = self._best if self._varied else float("inf")
-        self._expected = replace(self._expected, best=best, start=start)
-
-
-def _reward(seen: Sequence[Observation]) -> float:
-    return float(np.mean([observation.reward for observation in seen]))
+            self._first.append((now.entropy, now.reward))
+        start = None
+        if len(self._first) == START:
+            start = mean(entropy for entropy, _ in self._first), mean(reward for _, reward in self._first)
+        kl = now.metrics.get("train/kl")
+        if kl is not None and isfinite(kl):
+            self._closest = min(self._closest, max(kl, 0.0))
+        best, closest = self._best if self._varied else inf, self._closest if isfinite(self._closest) else 0.0
+        self._expected = replace(self._expected, best=best, start=start, closest=closest)
 
 
 def health_watch(config: TrainPPOConfig) -> HealthWatch | None:

@@ -32,8 +32,8 @@ class WandbSink:
         wandb = _import()
         self._identity = run
         self._sent = {"step": -1, "evaluation": -1}
-        if os.environ.get("WANDB_MODE") not in ("offline", "disabled", "dryrun") and options.key:
-            wandb.login(key=options.key, timeout=int(INIT_TIMEOUT))
+        online = os.environ.get("WANDB_MODE") not in ("offline", "disabled", "dryrun")
+        key = {"api_key": options.key} if online and options.key else {}  # wandb.login() would keep it in ~/.netrc
         self._run = wandb.init(
             entity=options.org,
             project=options.project,
@@ -42,7 +42,7 @@ class WandbSink:
             id=run.id,
             resume="allow" if run.goes_on else None,
             config=dict(run_config),
-            settings=wandb.Settings(init_timeout=INIT_TIMEOUT),
+            settings=wandb.Settings(init_timeout=INIT_TIMEOUT, **key),
         )
         self._table = wandb.Table
         self._run.define_metric(STEP)

@@ -9,14 +9,17 @@ from pathlib import Path
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.horizon import optimizer_step_horizon
 from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.placement import ENGINE, SECTIONS, Group, data_parallel_ranks, groups, roles, section
+from openrlhf.launcher.placement import NAMES, SECTIONS, Group, data_parallel_ranks, engines, groups, roles, section
 from openrlhf.launcher.plan.memory import ITEMSIZE
 from openrlhf.launcher.plan.shape import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batches:
-    """From prompts to optimiser steps. None: not known without the size of the dataset."""
+    """From prompts to optimiser steps. None: not known without the size of the dataset.
+
+    data_parallel_ranks: those with samples of their own, or groups of `ranks_per_sample`; per_rank is of each of them.
+    """
 
     prompts_per_rollout: int
     samples_per_rollout: int
@@ -24,6 +27,7 @@ class Batches:
     samples_per_optimizer_step: int
     samples_in_last_step: int
     data_parallel_ranks: int
+    ranks_per_sample: int
     samples_per_rank: int
     micro_batches_per_rank: int | None
     samples_of_a_prompt_per_pass: int
@@ -86,6 +90,7 @@ def batches(c: TrainPPOConfig, prompts: int | None) -> Batches:
         samples_per_optimizer_step=min(size, samples),
         samples_in_last_step=samples - (steps - 1) * size,
         data_parallel_ranks=parallel,
+        ranks_per_sample=c.ds.ranks_per_sample,
         samples_per_rank=share,
         micro_batches_per_rank=None if c.train.dynamic_batch_enable else math.ceil(share / c.train.micro_batch_size),
         samples_of_a_prompt_per_pass=samples_of_a_prompt(c),
@@ -101,7 +106,7 @@ def samples_of_a_prompt(c: TrainPPOConfig) -> int:
 
     Where a rollout batch is cut into several optimiser steps its samples are drawn at random: so many on average.
     """
-    if c.train.share_prompt == "off" or c.data.max_images_per_prompt > 0:
+    if not c.shares_prompt or c.data.max_images_per_prompt > 0:
         return 1
     n = c.rollout.n_samples_per_prompt
     in_step = n * min(1.0, c.train.batch_size / (c.rollout.batch_size * n))
@@ -116,8 +121,9 @@ def placement(c: TrainPPOConfig) -> list[Placed]:
 def _detail(c: TrainPPOConfig, group: Group) -> str:
     details = []
     for member in group.members:
-        if member == ENGINE:
-            details.append(f"{c.vllm.num_engines} engines x TP {c.vllm.tensor_parallel_size}")
+        if member in NAMES:
+            count, width = engines(c, member)
+            details.append(f"{count} engines x TP {width}")
         else:
             shape = section(c, member)
             details.append(f"{SECTIONS[member]} {shape.num_nodes} x {shape.num_gpus_per_node}")

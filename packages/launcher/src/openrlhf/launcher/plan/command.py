@@ -13,7 +13,7 @@ from openrlhf.launcher.commands import TRAIN_PPO_RAY
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine, detect_machine
 from openrlhf.launcher.parsing import UsageError, parse, wants_help
-from openrlhf.launcher.placement import model_flag, roles
+from openrlhf.launcher.placement import JUDGE, model_flag, roles
 from openrlhf.launcher.plan.arithmetic import count_prompts, room
 from openrlhf.launcher.plan.memory import GIB, Budget
 from openrlhf.launcher.plan.report import as_json, as_text, make_plan
@@ -60,6 +60,11 @@ def model_shapes(config: TrainPPOConfig) -> dict[str, ModelShape]:
             shapes[role] = read_shape(value_at(config, model_flag(config, role)) or "")
         except ValueError as error:
             raise UsageError([f"--{model_flag(config, role)} {error}"]) from None
+    if config.judge.engines:
+        try:
+            shapes[JUDGE] = read_shape(config.judge.model_name_or_path or "")
+        except ValueError as error:
+            raise UsageError([f"--judge.model_name_or_path {error}"]) from None
     return shapes
 
 

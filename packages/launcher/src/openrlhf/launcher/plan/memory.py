@@ -12,7 +12,8 @@ import math
 from dataclasses import dataclass
 
 from openrlhf.launcher.config import ActorConfig, CriticConfig, RefConfig, RewardConfig, TrainPPOConfig
-from openrlhf.launcher.placement import ENGINE, SECTIONS, groups, section
+from openrlhf.launcher.flags import build
+from openrlhf.launcher.placement import ENGINE, JUDGE, SECTIONS, groups, section
 from openrlhf.launcher.plan.shape import ModelShape
 from openrlhf.learner.spec import Role
 
@@ -68,6 +69,8 @@ def memory(c: TrainPPOConfig, shapes: dict[str, ModelShape], budget: Budget) -> 
         for member in group.members:
             if member == ENGINE:
                 found += _engine(c, shapes[Role.POLICY], str(group), budget)
+            elif member == JUDGE:
+                found += _engine(_as_judge(c), shapes[JUDGE], str(group), budget)
             else:
                 found += _model(c, shapes[member], str(group), Role(member))
             if member == Role.POLICY and c.has_reference:
@@ -123,11 +126,16 @@ def base_bytes(shape: ModelShape, *, stage: int, itemsize: int, world: int) -> i
 
 
 def tokens_per_forward(c: TrainPPOConfig, phase: str) -> int:
-    """Tokens of the largest micro-batch of a phase: the budget of a tensor-parallel group, or full-length samples."""
+    """Tokens of the largest micro-batch of a phase: the budget of all ranks that work on it, or full-length samples."""
     if c.train.dynamic_batch_enable:
         budget = c.train.max_tokens_per_gpu if phase == TRAINING else c.rollout.max_tokens_per_gpu
-        return max((budget or 0) * c.ds.tensor_parallel_size, c.data.max_len)
+        return max((budget or 0) * c.ds.ranks_per_sample, c.data.max_len)
     return c.data.max_len * (c.train.micro_batch_size if phase == TRAINING else c.rollout.micro_batch_size)
+
+
+def rank_tokens(c: TrainPPOConfig, phase: str) -> int:
+    """Those of them that one rank has: all, or its part of a row that is cut over a sequence group."""
+    return math.ceil(tokens_per_forward(c, phase) / c.ds.ring_attn_size)
 
 
 def activation_bytes(shape: ModelShape, tokens: int, itemsize: int, *, checkpointing: bool) -> int:
@@ -166,7 +174,7 @@ def _model(c: TrainPPOConfig, shape: ModelShape, group: str, role: Role) -> list
     found = [part("parameters", size, here)]
     if small := persistent_bytes(shape, stage=stage, itemsize=itemsize):
         found.append(part("small parameters", small, between))
-    tokens = tokens_per_forward(c, EXPERIENCE)
+    tokens = rank_tokens(c, EXPERIENCE)
     found.append(part("activations", forward_bytes(shape, tokens, itemsize) // tp, (EXPERIENCE,)))
     if role.is_language_model:
         found.append(part("logits", logit_bytes(tokens, shape.vocab), (EXPERIENCE,)))
@@ -205,7 +213,7 @@ def _training(
     gradients, stepping = (
         gradient_bytes(count, stage=stage, itemsize=itemsize, world=world, stepping=inside) for inside in (False, True)
     )
-    tokens = tokens_per_forward(c, TRAINING)
+    tokens = rank_tokens(c, TRAINING)
     checkpointing = own.gradient_checkpointing_enable
     activations = activation_bytes(shape, tokens, itemsize, checkpointing=checkpointing) // tp
     resting = (TRAINING, STEP) if c.ds.enable_sleep else PHASES
@@ -228,6 +236,11 @@ def _engine(c: TrainPPOConfig, shape: ModelShape, group: str, budget: Budget) ->
         Component(group=group, role="engines", name="parameters", bytes=weights, phases=phases),
         Component(group=group, role="engines", name="kv_cache", bytes=kv_cache_bytes(c, shape, budget), phases=phases),
     ]
+
+
+def _as_judge(c: TrainPPOConfig) -> TrainPPOConfig:
+    """With the judge's engines in the place of those that sample."""
+    return build(c, {"vllm.tensor_parallel_size": c.judge.tensor_parallel_size, "vllm.enable_sleep": False})
 
 
 def engine_weight_bytes(c: TrainPPOConfig, shape: ModelShape) -> int:

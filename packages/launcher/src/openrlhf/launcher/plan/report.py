@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 
 from openrlhf.launcher.config import TrainPPOConfig
-from openrlhf.launcher.placement import SECTIONS
+from openrlhf.launcher.placement import called
 from openrlhf.launcher.plan.arithmetic import Batches, Placed, Room, Sync, batches, forwards, placement, weight_sync
 from openrlhf.launcher.plan.memory import (
     GIB,
@@ -58,7 +58,7 @@ def make_plan(
     if c.algo.dynamic_filtering_enable:
         found.append("dynamic filtering: steps and LR horizon are upper bounds, rejected prompts are replaced")
     return Plan(
-        parameters={SECTIONS[role]: shape.parameters for role, shape in shapes.items()},
+        parameters={called(role): shape.parameters for role, shape in shapes.items()},
         placement=placement(c),
         gpus=room,
         batches=batches(c, prompts),
@@ -103,11 +103,12 @@ def _batch_lines(b: Batches) -> list[str]:
     micro = "micro-batches by token budget"
     if b.micro_batches_per_rank is not None:
         micro = f"{b.micro_batches_per_rank} micro-batch(es)"
+    share = "per rank" if b.ranks_per_sample == 1 else f"per group of {b.ranks_per_sample}"
     lines = [
         f"  rollout batch      {b.prompts_per_rollout:,} prompts, {b.samples_per_rollout:,} samples",
         f"  optimiser steps    {b.optimizer_steps_per_rollout} per rollout batch,"
         f" {b.samples_per_optimizer_step:,} samples each, {b.samples_in_last_step:,} in the last",
-        f"  per rank           {b.samples_per_rank:,} samples on {b.data_parallel_ranks} ranks, {micro}",
+        f"  {share:<19}{b.samples_per_rank:,} samples on {b.data_parallel_ranks} {share.split()[1]}s, {micro}",
     ]
     together = b.samples_of_a_prompt_per_pass
     shared = f"once for {together} samples of a forward pass, where the model allows it"
@@ -170,7 +171,7 @@ def _small_cache(c: TrainPPOConfig, tokens: int) -> list[str]:
 
 def _guesses(shapes: dict[str, ModelShape]) -> list[str]:
     return [
-        f"{SECTIONS[role]}: parameters of model type {shape.model_type!r} are estimated"
+        f"{called(role)}: parameters of model type {shape.model_type!r} are estimated"
         for role, shape in shapes.items()
         if not shape.exact
     ]

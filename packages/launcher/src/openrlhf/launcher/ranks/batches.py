@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrlhf.agents.types import Trajectory
+from openrlhf.agents.types import Trajectory, Turn
 from openrlhf.core.batch import Batch, pad_rows
 from openrlhf.launcher.ranks.images import ImageTensors, image_rows
 from openrlhf.launcher.samples import SampleRef, cut
@@ -90,11 +90,13 @@ def build_batch(
     max_len: int,
     pad_token_id: int = 0,
     image_processor: ImageTensors | None = None,
+    turn_rewards: Sequence[Sequence[float] | None] = (),
 ) -> Batch:
     """Samples as a right-padded `Batch` of [B, T], T = the longest of them, at most `max_len`.
 
     trajectories: B samples, none of them failed. indices: their numbers in the rollout batch. rewards: shaped, after
-    the baseline. Tokens beyond `max_len` are cut off with everything that belongs to them.
+    the baseline; turn_rewards: those of a sample's turns in its place, where it has them. Tokens beyond `max_len` are
+    cut off with everything that belongs to them.
     Where no token was sampled, rollout_logprobs is 0 and versions is -1, whatever the trajectory holds there.
     image_processor: turns the samples' images into `extra`; without one, images are an error.
     Raises ValueError for lists of different lengths, for a sample whose first token is trainable, and for images that
@@ -123,6 +125,8 @@ def build_batch(
         rollout_logprobs=logprobs.masked_fill(~action_mask, 0.0),
         versions=versions.masked_fill(~action_mask, -1),
         rewards=torch.tensor(list(rewards), dtype=torch.float32),
+        turn_rewards=_at_turn_ends(rows, rewards, turn_rewards, width),
+        temperatures=_temperatures(rows, width),
         extra=_images(rows, image_processor),
     )
 
@@ -143,12 +147,43 @@ def load_batch(
         trajectories,
         indices=[s.index for s in samples],
         rewards=[s.reward for s in samples],
+        turn_rewards=[s.turn_rewards for s in samples],
         max_len=max_len,
         pad_token_id=pad_token_id,
         image_processor=image_processor,
     )
     origins = [Origin.of(t, s, max_len) for t, s in zip(trajectories, samples, strict=True)]
     return RankBatch(batch=batch, rows=rows, origins=origins)
+
+
+def _temperatures(rows: Sequence[Trajectory], width: int) -> Tensor | None:
+    """Of tokens that were sampled at another temperature than the run's, [B, T], 0 elsewhere; None: there are none."""
+    if all(turn.temperature is None for row in rows for turn in row.turns):
+        return None
+    out = torch.zeros(len(rows), width, dtype=torch.float32)
+    for number, row in enumerate(rows):
+        for turn in row.turns:
+            out[number, turn.start : turn.end] = turn.temperature or 0.0
+    return out
+
+
+def _at_turn_ends(
+    rows: Sequence[Trajectory], rewards: Sequence[float], turns: Sequence[Sequence[float] | None], width: int
+) -> Tensor | None:
+    """Rewards at the last trainable token of every turn that has one, [B, T]; of a sample without rewards of its turns
+    at its very last one. None where no sample has them."""
+    if all(found is None for found in turns):
+        return None
+    out = torch.zeros(len(rows), width, dtype=torch.float32)
+    for number, (row, reward, found) in enumerate(zip(rows, rewards, turns, strict=True)):
+        places = [t for t, own in enumerate(row.trainable) if own]
+        ends = [places[-1]] if found is None else [e for t in row.turns if (e := _last(row.trainable, t)) is not None]
+        out[number, ends] = torch.tensor([reward] if found is None else list(found), dtype=torch.float32)
+    return out
+
+
+def _last(trainable: Sequence[int], turn: Turn) -> int | None:
+    return next((t for t in reversed(range(turn.start, turn.end)) if trainable[t]), None)
 
 
 def _images(rows: Sequence[Trajectory], processor: ImageTensors | None) -> dict[str, list[Any]] | None:

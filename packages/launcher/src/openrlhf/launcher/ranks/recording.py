@@ -58,11 +58,11 @@ class Recorder:
         self._newest = 0
 
     @staticmethod
-    def of(place: RecordPlace | None, tensor_parallel: int) -> Recorder:
-        """This rank's. Of the ranks that hold one model the first one writes."""
+    def of(place: RecordPlace | None, ranks_per_sample: int) -> Recorder:
+        """This rank's. Of the ranks that are given the same samples the first one writes."""
         rank, _ = rank_and_world()
-        writes = place is not None and rank % tensor_parallel == 0
-        return Recorder(SampleWriter(place, rank // tensor_parallel) if writes and place is not None else None)
+        writes = place is not None and rank % ranks_per_sample == 0
+        return Recorder(SampleWriter(place, rank // ranks_per_sample) if writes and place is not None else None)
 
     @contextmanager
     def watching(self, prepared: RankBatch, objective: PolicyObjective) -> Iterator[PolicyObjective]:

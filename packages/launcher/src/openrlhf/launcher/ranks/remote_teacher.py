@@ -53,10 +53,15 @@ class RemoteReference:
 
         async def ask_all() -> list[dict[str, torch.Tensor]]:
             client = self.servers.completions()
+            asked = (self._ask_one(client, r.token_ids, r.trainable, k) for r in rows)
+            # An error is raised when all requests have ended: one that is still connecting would leave its socket open.
             try:
-                return await asyncio.gather(*(self._ask_one(client, r.token_ids, r.trainable, k) for r in rows))
+                answers = await asyncio.gather(*asked, return_exceptions=True)
             finally:
                 await client.close()
+            if failed := next((a for a in answers if isinstance(a, BaseException)), None):
+                raise failed
+            return [a for a in answers if not isinstance(a, BaseException)]
 
         return dict(zip([s.index for s in samples], asyncio.run(ask_all()), strict=True))
 

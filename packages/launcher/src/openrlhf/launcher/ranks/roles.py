@@ -121,9 +121,9 @@ class ReferenceRank(Rank):
         for bucket in self._resolve("policy weights", weights):
             self._following().take(bucket)
 
-    def save_followed(self, folder: str) -> None:
-        """Write the whole weights; rank 0 makes the folder."""
-        self._following().save(Path(folder))
+    def save_followed(self, folder: str) -> dict[str, int]:
+        """Write the whole weights; rank 0 makes the folder, and returns its files with their bytes."""
+        return self._following().save(Path(folder))
 
     def load_followed(self, folder: str) -> None:
         """Restore them, with any number of ranks."""
@@ -163,9 +163,9 @@ class TrainedRank(Rank):
         write = self.learner.try_export if trial else self.learner.export_hf
         write(path, loads(tokenizer_path))
 
-    def save(self, folder: str) -> None:
-        """Write this rank's part of a checkpoint; rank 0 makes the folder."""
-        self.learner.save_checkpoint(folder)
+    def save(self, folder: str) -> dict[str, int]:
+        """Write this rank's part of a checkpoint. Returns the files that it then sees there, with their bytes."""
+        return self.learner.save_checkpoint(folder)
 
     def load_checkpoint(self, folder: str) -> None:
         """Restore this rank's part of a checkpoint."""
@@ -221,7 +221,7 @@ class PolicyRank(TrainedRank, ReferenceRank):
         loss, advantages = config.plugins.loss, config.plugins.advantages
         self._loss: PolicyLossFunction = policy_loss if loss is None else loss.load()
         self._advantages: Advantages | None = None if advantages is None else advantages.load()
-        self._recorder = Recorder.of(config.record, learner.spec.ds.tensor_parallel_size)
+        self._recorder = Recorder.of(config.record, learner.spec.ds.ranks_per_sample)
 
     def sampled(self, shares: Shares) -> RankBatch:
         """The share with old log-probs and, where sampling is truncated, the tokens that it kept: for `prepare`."""
@@ -329,7 +329,7 @@ class PolicyRank(TrainedRank, ReferenceRank):
         assert batch.rewards is not None
         algo = self.config.algo
         if not algo.advantage.row.teacher:
-            return token_rewards(batch.rewards, kl, kl_coef, batch.action_mask)
+            return token_rewards(batch.rewards, kl, kl_coef, batch.action_mask, turns=batch.turn_rewards)
         own = torch.zeros(batch.tokens.shape) if batch.old_logprobs is None else batch.old_logprobs
         told = batch.ref_logprobs if algo.samples_teacher else own
         assert told is not None, "a teacher's log-probs are reference log-probs"

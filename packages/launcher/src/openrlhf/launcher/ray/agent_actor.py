@@ -4,38 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from openrlhf.agents.agent_file import load_executor
+from openrlhf.agents.config import AgentConfig
 from openrlhf.agents.context import EpisodeSettings, GroupExecutor
+from openrlhf.agents.environments import EnvironmentTable, load_environments
 from openrlhf.agents.executor import SingleTurnExecutor
 from openrlhf.agents.files import CodeFile
 from openrlhf.agents.proxies import keep_loopback_direct
-from openrlhf.agents.reward_process import RewardPool
+from openrlhf.agents.reward_sources import RewardSources
 from openrlhf.agents.rewards import require_reward
 from openrlhf.agents.types import PromptItem, Trajectory
 from openrlhf.agents.watchdog import exit_process
 from openrlhf.agents.worker import AgentWorker
-from openrlhf.launcher.json_servers import RetryPolicy
 from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_client import RayEngineClient
 from openrlhf.launcher.ray.remote import Remote
+from openrlhf.launcher.ray.stopped import end_when_stopped
 from openrlhf.launcher.redaction import configure_logging
-from openrlhf.launcher.rewards.http import HttpRewardSource
+from openrlhf.launcher.rewards.sources import RewardSpec, make_sources
 from openrlhf.launcher.samples import EvalRequest, SampleInfo, sample_info
 from openrlhf.launcher.tokenizers import load_tokenizer
 from openrlhf.launcher.tracing import TraceTarget, child_of, start_tracing
 from openrlhf.launcher.vision import ImageProcessor
 from openrlhf.rollout.router import EngineClient, Router
+from openrlhf.rollout.vllm.parsers import VllmParser
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSpec:
     """What an agent worker is made of. Files travel by content, so that they work on nodes without a shared disk.
 
-    vision: whether the model takes images. reward_urls: HTTP reward servers. reward_model: whether one scores what
-    comes back without a reward. rewards_optional: such a sample has the reward 0.
+    vision: whether the model takes images. reward_model: whether one scores what comes back without a reward.
+    rewards_optional: such a sample has the reward 0.
     """
 
     tokenizer_path: str
@@ -44,36 +49,54 @@ class AgentSpec:
     reward_model: bool = False
     rewards_optional: bool = False
     agent_file: CodeFile | None = None
-    reward_file: CodeFile | None = None
-    reward_urls: tuple[str, ...] = ()
-    reward_api_key: str | None = None
-    reward_timeout: float = 60.0
+    environments: EnvironmentTable | None = None
+    rewards: RewardSpec = field(default_factory=RewardSpec)
     tracing: TraceTarget | None = None
 
 
 class AgentActor:
     """Rolls groups out; the scalars go to the controller, the trajectories stay in the object store."""
 
-    def __init__(self, spec: AgentSpec, engines: Sequence[Remote[EngineActor]], number: int) -> None:
+    def __init__(
+        self,
+        spec: AgentSpec,
+        engines: Sequence[Remote[EngineActor]],
+        number: int,
+        judges: Sequence[Remote[EngineActor]] = (),
+    ) -> None:
+        """judges: engines of a judge in the cluster."""
         self._spec = spec
         self._number = number
         self._router: Router | None = None
         self._loading = asyncio.Lock()
         self._clients = [RayEngineClient(engine) for engine in engines]
+        self._judge_clients = _clients(judges, ())
+        self._judges = Router(self._judge_clients, first=number)
         self._worker: AgentWorker | None = None
+        self._rewards: RewardSources | None = None
 
     async def ready(self) -> None:
         """Load tokenizer, agent and reward function."""
         async with self._loading:
             if self._worker is None:
-                self._worker, self._router = await build_worker(self._spec, self._clients, self._number)
+                end_when_stopped(os.getpid(), f"agent worker {self._number}")
+                loaded = await build_worker(self._spec, self._clients, self._number, self._judges)
+                self._worker, self._router, self._rewards = loaded.worker, loaded.router, loaded.rewards
 
     async def set_engines(self, engines: Sequence[Remote[EngineActor]]) -> None:
         """Use these engine actors from now on."""
-        known = {client.engine: client for client in self._clients}
-        self._clients = [known.get(engine) or RayEngineClient(engine) for engine in engines]
+        self._clients = _clients(engines, self._clients)
         if self._router is not None:
             self._router.set_clients(self._clients)
+
+    async def set_judges(self, engines: Sequence[Remote[EngineActor]]) -> None:
+        """Ask these engines of a judge from now on."""
+        self._judge_clients = _clients(engines, self._judge_clients)
+        self._judges.set_clients(self._judge_clients)
+
+    async def judges_down(self) -> dict[str, str]:
+        """Engines of a judge that this worker has given up, with the reason."""
+        return self._judges.down()
 
     async def engines_down(self) -> dict[str, str]:
         """Engines that this worker has given up, with the reason."""
@@ -99,40 +122,62 @@ class AgentActor:
             trajectories = [require_reward(t) for t in trajectories]
         return [sample_info(t, max_len=self._spec.settings.max_length) for t in trajectories], trajectories
 
+    async def reward_totals(self) -> dict[str, float]:
+        """What the reward sources counted since the start (`RewardSources.totals`)."""
+        return {} if self._rewards is None else self._rewards.totals()
+
     async def shutdown(self) -> None:
-        """End the reward worker's process."""
+        """End the reward functions' processes."""
         if self._worker is not None:
             await self._worker.close()
 
 
-async def build_worker(spec: AgentSpec, clients: Sequence[EngineClient], number: int) -> tuple[AgentWorker, Router]:
+def _clients(engines: Sequence[Remote[EngineActor]], before: Sequence[RayEngineClient]) -> list[RayEngineClient]:
+    """A client of each engine: that which it had before, if it had one."""
+    known = {client.engine: client for client in before}
+    return [known.get(engine) or RayEngineClient(engine) for engine in engines]
+
+
+def _answer_parser(agent: AgentConfig, tokenizer: Any) -> VllmParser | None:
+    """vLLM's parsers, where the flags name some."""
+    if not (agent.tool_parser or agent.reasoning_parser):
+        return None
+    return VllmParser(tokenizer, agent.tool_parser or "", agent.reasoning_parser or "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What an agent worker has loaded."""
+
+    worker: AgentWorker
+    router: Router
+    rewards: RewardSources | None
+
+
+async def build_worker(
+    spec: AgentSpec, clients: Sequence[EngineClient], number: int, judges: Router | None = None
+) -> Loaded:
     """Load everything an agent worker needs; an author's broken file raises here."""
     configure_logging(logging.WARNING, quiet=())
     keep_loopback_direct()
     start_tracing(spec.tracing, f"agent worker {number}")
     router = Router(clients, first=number)
-    source = await reward_source(spec)
-    executor: GroupExecutor = load_executor(spec.agent_file) if spec.agent_file else SingleTurnExecutor(source)
+    tokenizer = load_tokenizer(spec.tokenizer_path)
+    source = await make_sources(spec.rewards, number, tokenizer.all_special_tokens, judges)
+    executor: GroupExecutor
+    if spec.environments is not None:
+        executor = load_environments(spec.environments, source)
+    else:
+        executor = load_executor(spec.agent_file) if spec.agent_file else SingleTurnExecutor(source)
     worker = AgentWorker(
         executor,
         router,
-        load_tokenizer(spec.tokenizer_path),
+        tokenizer,
         spec.settings,
         image_reader=ImageProcessor(spec.tokenizer_path) if spec.vision else None,
         on_blocked=exit_process,
         closers=[] if source is None else [source.close],
+        parser=_answer_parser(spec.settings.agent, tokenizer),
     )
     await worker.start()
-    return worker, router
-
-
-async def reward_source(spec: AgentSpec) -> RewardPool | HttpRewardSource | None:
-    """The reward function's process pool, or the client of the reward servers; None for an in-cluster model."""
-    if spec.reward_file is not None:
-        pool = RewardPool(spec.reward_file, spec.reward_timeout)
-        await pool.start()
-        return pool
-    if spec.reward_urls:
-        retry = RetryPolicy(timeout=spec.reward_timeout)
-        return HttpRewardSource(spec.reward_urls, api_key=spec.reward_api_key, retry=retry)
-    return None
+    return Loaded(worker=worker, router=router, rewards=source)

@@ -43,25 +43,47 @@ async def gather(refs: Sequence[Awaitable[R]], *, what: str, names: Sequence[str
     tasks = {
         asyncio.ensure_future(_named(ref, what, name)): i for i, (ref, name) in enumerate(zip(refs, names, strict=True))
     }
-    results: list[Any] = [None] * len(tasks)
-    deadline = asyncio.get_running_loop().time() + wait_seconds(timeout)
     pending = set(tasks)
     try:
-        while pending:
-            left = deadline - asyncio.get_running_loop().time()
-            done, pending = await asyncio.wait(pending, timeout=max(left, 0), return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                late = sorted(names[tasks[t]] for t in pending)
-                raise WorkerDiedError(f"{what}: no answer from {', '.join(late)} within {timeout:.0f} s")
+        if tasks:
+            bound = wait_seconds(timeout)
+            done, pending = await asyncio.wait(tasks, timeout=bound, return_when=asyncio.FIRST_EXCEPTION)
             failures = [error for task in done if (error := task.exception()) is not None]
             if failures:
                 raise await _cause(failures, pending)
-            for task in done:
-                results[tasks[task]] = task.result()
+        if pending:
+            late = sorted(names[tasks[t]] for t in pending)
+            raise WorkerDiedError(f"{what}: no answer from {', '.join(late)} within {timeout:.0f} s")
     finally:
         for task in pending:
             task.cancel()
-    return results
+    return [task.result() for task in tasks]
+
+
+async def unless(lost: Awaitable[BaseException], work: Awaitable[R], *, notice: float = DEATH_NOTICE) -> R:
+    """Await `work`; once there is an error in `lost` that it can't get over, `work` has `notice` seconds to end.
+
+    What it raises then says more. Raises the error of `lost` where it goes on waiting: for an actor that no node is
+    left for, say.
+    """
+    task, found = asyncio.current_task(), asyncio.ensure_future(lost)
+    assert task is not None
+
+    async def end() -> None:
+        await asyncio.wait((found,))
+        await asyncio.sleep(notice)
+        task.cancel()
+
+    ending = asyncio.create_task(end())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if ending.done() and not ending.cancelled():
+            raise found.result() from None
+        raise
+    finally:
+        ending.cancel()
+        found.cancel()
 
 
 async def _cause(failures: Sequence[BaseException], pending: set[asyncio.Task[Any]]) -> BaseException:

@@ -17,16 +17,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import ray
+from ray._private import worker as ray_worker
+from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET
 
 from openrlhf.launcher import signals
 from openrlhf.launcher.machine import Machine, detect_machine, installed_flash_attention, running_ray
+from openrlhf.launcher.placement import nodes_apart
 from openrlhf.launcher.ray import warm
 from openrlhf.launcher.ray.leftovers import RUN_ID_VARIABLE, Guard, sweep
 from openrlhf.launcher.ray.node import ROOM, object_store_bytes, own_environment
 from openrlhf.launcher.ray.scratch import ROOT_VARIABLE
+from openrlhf.launcher.ray.stopped import end_when_stopped
 from openrlhf.launcher.ray.warm import WarmStart
 from openrlhf.launcher.threads import VARIABLE as THREADS
 from openrlhf.launcher.threads import usable_cores
@@ -47,6 +51,9 @@ WORKER_ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",
 }
 """Defaults of worker processes; what the user has set wins."""
+
+NEEDED = (PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET)
+"""Processes of Ray that a run cannot do without."""
 
 SPIN, WAIT_POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
 CPU_WORKER_ENVIRONMENT = {
@@ -97,7 +104,7 @@ class StartTimes:
 class Cluster:
     """A connected Ray. `gpus` is how many real GPUs it has, whatever number it was started with.
 
-    cores: of each node, of the one with the fewest.
+    cores: of each node, of the one with the fewest. apart: the parts of a run that it has nodes of their own for.
     """
 
     started: bool
@@ -105,6 +112,7 @@ class Cluster:
     gpus: int = 0
     nodes: int = 1
     cores: int = 1
+    apart: frozenset[str] = frozenset()
     temp_dir: Path | None = None
     guard: Guard | None = None
     warm: WarmStart | None = None
@@ -123,6 +131,12 @@ class Cluster:
         if self.warm is not None:
             own[warm.VARIABLE] = self.warm.path
         return {k: os.environ.get(k, v) for k, v in defaults.items()} | own
+
+    def ended(self) -> str:
+        """Which part of a Ray of our own, without which nothing goes on, has ended; "" where none has."""
+        node: Any = ray_worker._global_node if self.started else None
+        dead = [] if node is None else node.dead_processes()
+        return ", ".join(f"{kind} (exit code {process.returncode})" for kind, process in dead if kind in NEEDED)
 
     def close(self) -> None:
         """Disconnect; end what we started and remove our temporary folder. Safe to call twice."""
@@ -199,6 +213,7 @@ def connect(cluster: Cluster | None = None) -> Cluster:
         alive = [node for node in ray.nodes() if node["Alive"]]
         cluster.nodes = len(alive)
         cluster.cores = _fewest_cores([node["Resources"] for node in alive])
+        cluster.apart = nodes_apart(ray.cluster_resources())
         cluster.gpus = sum(_real_gpus_by_node().values())
         cluster.seconds = {"driver": age, "ray": time.perf_counter() - began}
     except BaseException:
@@ -282,6 +297,10 @@ def _start_once(cluster: Cluster) -> Cluster:
         cluster.close()
         raise
     log.info("Started a local Ray in %s", cluster.temp_dir)
+    node: Any = ray_worker._global_node
+    for kind in NEEDED:  # stopped, they would hold up the end of the run too
+        for info in node.all_processes[kind]:
+            end_when_stopped(info.process.pid, f"Ray's {kind}")
     return cluster
 
 

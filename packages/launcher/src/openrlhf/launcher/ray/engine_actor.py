@@ -14,6 +14,7 @@ from openrlhf.agents.engine import Generation
 from openrlhf.launcher.ray.devices import narrowed
 from openrlhf.launcher.ray.remote import in_group, serves
 from openrlhf.launcher.ray.scratch import Scratch
+from openrlhf.launcher.ray.stopped import end_when_children_stop, end_when_stopped
 from openrlhf.rollout.engine import EngineControl, engine_class, generate_many
 from openrlhf.rollout.engine_spec import EngineSpec
 from openrlhf.rollout.requests import GenerateRequest, RequestFailure
@@ -49,6 +50,7 @@ class EngineActor(EngineControl):
         Its environment is that of `InferenceEngine.environment`: given to the actor, since libraries read it early.
         """
         began = time.perf_counter()
+        end_when_stopped(os.getpid(), spec.name)
         self._scratch = Scratch()
         self._scratch.use()
         # where Ray may not narrow the visible devices, vLLM would start every engine on the first one
@@ -56,6 +58,7 @@ class EngineActor(EngineControl):
         self._loop = asyncio.get_running_loop()
         self.engine = engine_class(spec)(spec)
         await self.engine.start(serve=serve)
+        end_when_children_stop(f"the core of {spec.name}")
         return time.perf_counter() - began
 
     @in_group(GENERATION)

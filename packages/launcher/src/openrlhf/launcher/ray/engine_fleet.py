@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import ray
 from ray.exceptions import RayError
 
+from openrlhf.launcher.placement import ENGINE
 from openrlhf.launcher.ray.calls import WorkerDiedError, first_line, gather
-from openrlhf.launcher.ray.engine_actor import EngineActor
+from openrlhf.launcher.ray.engine_actor import EngineActor, engine_actor
+from openrlhf.launcher.ray.placement import NoRoomError, Reservation
 from openrlhf.launcher.ray.remote import Remote, ask_all, ask_living
-from openrlhf.rollout.engine import EngineControl
+from openrlhf.launcher.ray.warm import runtime_env
+from openrlhf.rollout.engine import EngineControl, engine_class
 from openrlhf.rollout.engine_spec import EngineSpec
 
 log = logging.getLogger(__name__)
@@ -26,8 +32,20 @@ PING_TIMEOUT = 75.0
 MAX_REPLACED = 20
 """Engines that may be lost in one run before it ends: engines that always die are no accident."""
 
+PLACE_INTERVAL = 2.0
+"""Seconds between two looks whether the machine is still there on which an engine is to start."""
+
 SpawnEngine = Callable[[int], Remote[EngineActor]]
 """Engine number -> a new, empty engine actor on its place."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Member:
+    """One engine. number: that of its place, the same after a restart."""
+
+    number: int
+    spec: EngineSpec
+    engine: Remote[EngineActor]
 
 
 class EngineFleet:
@@ -40,10 +58,18 @@ class EngineFleet:
     lock: held while weights travel or change and while engines fall asleep or wake.
     """
 
-    def __init__(self, specs: Sequence[EngineSpec], spawn: SpawnEngine, *, serve: bool = False) -> None:
-        self.specs = list(specs)
+    def __init__(
+        self,
+        specs: Sequence[EngineSpec],
+        spawn: SpawnEngine,
+        *,
+        serve: bool = False,
+        reservation: Reservation | None = None,
+    ) -> None:
+        """reservation: where more engines find places; None: there are never more."""
         self._spawn = spawn
-        self.engines = [spawn(i) for i in range(len(specs))]
+        self._members = [Member(number=i, spec=spec, engine=spawn(i)) for i, spec in enumerate(specs)]
+        self._like, self._reservation = specs[0], reservation
         self._serve = serve
         self.fit = serve
         self.replaced = 0
@@ -52,19 +78,27 @@ class EngineFleet:
         self.on_change: Callable[[Sequence[Remote[EngineActor]]], Awaitable[None]] | None = None
         self._unannounced = False
         self._totals: dict[str, float] = {}
-        self._starting = self._start(range(len(specs)))
+        self._starting = self._start(self._members)
+
+    @property
+    def engines(self) -> list[Remote[EngineActor]]:
+        return [member.engine for member in self._members]
+
+    @property
+    def specs(self) -> list[EngineSpec]:
+        return [member.spec for member in self._members]
 
     @property
     def names(self) -> list[str]:
-        return [spec.name for spec in self.specs]
+        return [member.spec.name for member in self._members]
 
     @property
     def shares_devices(self) -> bool:
         """Whether engines have to sleep while models work (--vllm.enable_sleep)."""
-        return self.specs[0].enable_sleep
+        return self._like.enable_sleep
 
-    def _start(self, numbers: Sequence[int]) -> list[ray.ObjectRef[float]]:
-        return [self.engines[i].ask(EngineActor.start, self.specs[i], serve=self._serve) for i in numbers]
+    def _start(self, members: Sequence[Member]) -> list[ray.ObjectRef[float]]:
+        return [member.engine.ask(EngineActor.start, member.spec, serve=self._serve) for member in members]
 
     async def wait_started(self) -> list[float]:
         """Until every engine has its model: the seconds of loading. Raises WorkerDiedError with the engine's name."""
@@ -93,7 +127,7 @@ class EngineFleet:
 
     async def metrics(self) -> dict[str, float]:
         """What the living engines measured since the last call; empty where they do not."""
-        if not self.specs[0].stats:
+        if not self._like.stats:
             return {}
         answers = await ask_living(self.engines, "engine measurements", PING_TIMEOUT, EngineControl.health)
         totals: dict[str, float] = {}
@@ -116,24 +150,113 @@ class EngineFleet:
     async def revive(self, *, after_push: bool = False) -> list[str]:
         """Replace engines that are gone or silent; returns their names. The new ones need a push before they serve.
 
-        Raises WorkerDiedError when too many were lost in this run.
+        Engines on a machine that joined are not replaced: they leave. Raises WorkerDiedError when too many others were
+        lost in this run.
         """
-        gone = await self.gone(after_push=after_push)
-        names = [self.names[i] for i in gone]
+        gone = {self._members[i]: why for i, why in (await self.gone(after_push=after_push)).items()}
         if not gone:
             return []
-        self.replaced += len(gone)
-        if self.replaced > MAX_REPLACED:
-            raise WorkerDiedError(f"{self.replaced} engines were lost, the last one: {first_line(gone.popitem()[1])}")
         self.fit = self._serve
         self._unannounced = True
-        for i, why in gone.items():
-            log.warning("%s is gone (%s): starting it again", self.names[i], first_line(why))
-            self.engines[i].kill()
-            self.engines[i] = self._spawn(i)
-        await gather(self._start(list(gone)), what="engine restart", names=names, timeout=START_TIMEOUT)
-        await self._put_to_sleep([self.engines[i] for i in gone])
-        return names
+        kept = [member for member in gone if not self._tied(member)]
+        self.replaced += len(kept)
+        if self.replaced > MAX_REPLACED:
+            raise WorkerDiedError(f"{self.replaced} engines were lost, the last one: {first_line(gone[kept[-1]])}")
+        for member, why in gone.items():
+            what = "starting it again" if member in kept else "the run goes on without it"
+            log.warning("%s is gone (%s): %s", member.spec.name, first_line(why), what)
+            member.engine.kill()
+        self._drop([member for member in gone if member not in kept])
+        fresh = {old: replace(old, engine=self._spawn(old.number)) for old in kept}
+        self._members = [fresh.get(member, member) for member in self._members]
+        names = [member.spec.name for member in kept]
+        started = self._start(list(fresh.values()))
+        await gather(started, what="engine restart", names=names, timeout=START_TIMEOUT)
+        await self._put_to_sleep([member.engine for member in fresh.values()])
+        return [member.spec.name for member in gone]
+
+    def _tied(self, member: Member) -> bool:
+        return self._reservation is not None and self._reservation.tied(ENGINE, member.number)
+
+    def _drop(self, members: Sequence[Member]) -> None:
+        self._members = [member for member in self._members if member not in members]
+        for member in members:
+            self._release(member.number)
+
+    def _release(self, number: int) -> None:
+        if self._reservation is not None:
+            self._reservation.release(ENGINE, number)
+
+    async def start_more(self, count: int, *, on: str = "") -> list[Member]:
+        """Further engines with their models, which are no part of the fleet yet. on: as in `Reservation.add`.
+
+        Raises NoRoomError, and WorkerDiedError when one does not start; then none is left.
+        """
+        assert self._reservation is not None, "a run whose engines may join has a reservation"
+        taken = {member.number for member in self._members}
+        free = (n for n in itertools.count() if n not in taken and not (on and self._reservation.planned(ENGINE, n)))
+        numbers = list(itertools.islice(free, count))
+        members: list[Member] = []
+        try:
+            for found, number in enumerate(numbers):
+                if not await self._reservation.add(ENGINE, number, on):
+                    raise NoRoomError(f"{count} more engines were asked for: {self._reservation.room(ENGINE, found)}")
+            for n in numbers:
+                spec = replace(self._like, name=f"{ENGINE} {n}", seed=self._like.seed + n)
+                members.append(Member(number=n, spec=spec, engine=self._spawn(n)))
+            await self._load(members)
+        except BaseException:
+            self.abandon(members)
+            for number in numbers[len(members) :]:
+                self._release(number)
+            raise
+        return members
+
+    async def _load(self, members: Sequence[Member]) -> None:
+        """Until new engines have their models. Raises WorkerDiedError, also when the machine of one goes meanwhile."""
+        assert self._reservation is not None
+        names = [member.spec.name for member in members]
+        starting = gather(self._start(members), what="start of new engines", names=names, timeout=START_TIMEOUT)
+        loading = asyncio.ensure_future(starting)
+        try:
+            while not (await asyncio.wait((loading,), timeout=PLACE_INTERVAL))[0]:
+                if lost := [m.spec.name for m in members if self._reservation.lost(ENGINE, m.number)]:
+                    raise WorkerDiedError(f"start of new engines: the machine of {', '.join(lost)} is gone")
+            loading.result()
+        finally:
+            loading.cancel()
+
+    def abandon(self, members: Sequence[Member]) -> None:
+        """End those that did not become part of the fleet, and give their places back."""
+        taken = {member.number for member in self._members}
+        for member in members:
+            if member.number not in taken:
+                member.engine.kill()
+                self._release(member.number)
+
+    def give_up(self, members: Sequence[Member]) -> None:
+        """Take these out again, and what was started in their places."""
+        numbers = {member.number for member in members}
+        given_up = [member for member in self._members if member.number in numbers]
+        self._members = [member for member in self._members if member not in given_up]
+        self.abandon(given_up)
+
+    def adopt(self, members: Sequence[Member]) -> None:
+        """Engines of `start_more` are part of the fleet from now on. They need a push before they serve."""
+        self.fit = self._serve
+        self._unannounced = True
+        self._members = [*self._members, *members]
+
+    async def dismiss(self, count: int) -> None:
+        """Take out the engines that came last: agent workers do without them before they end."""
+        leaving = sorted(self._members, key=lambda member: member.number)[-count:]
+        self._members = [member for member in self._members if member not in leaving]
+        self._unannounced = True
+        await self.announce()
+        for member in leaving:
+            log.info("%s leaves", member.spec.name)
+            member.engine.kill()
+            self._release(member.number)
 
     async def _put_to_sleep(self, engines: Sequence[Remote[EngineActor]]) -> None:
         """Bring new engines into the state of the others."""
@@ -172,3 +295,17 @@ def engine_metrics(measured: Mapping[str, float]) -> dict[str, float]:
     if "preempted" in measured:
         found["engine/preempted_requests"] = measured["preempted"]
     return found
+
+
+def spawner(member: str, like: EngineSpec, reservation: Reservation, environment: Mapping[str, str]) -> SpawnEngine:
+    """What makes an engine actor of a number on its place. member: of the placement plan. like: any of its engines."""
+    actor = engine_actor()
+
+    def spawn(number: int) -> Remote[EngineActor]:
+        own = engine_class(like).environment(like)
+        given = {name: os.environ[name] for name in own if name in os.environ}
+        env = dict(environment) | own | given | reservation.environment(member, number)
+        made = actor.options(**reservation.options(member, number), runtime_env=runtime_env(env)).remote()
+        return Remote(f"{member} {number}", made)
+
+    return spawn

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from openrlhf.launcher.ray.calls import gather
+from openrlhf.launcher.ray.calls import WorkerDiedError, gather
+from openrlhf.launcher.ray.elastic import Elastic
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.ray.learner_actor import WORK_TIMEOUT, LearnerActor
 from openrlhf.launcher.ray.rank_group import RankGroup
@@ -21,7 +22,7 @@ INTERVAL = 5.0
 
 
 class EngineWatch:
-    """One task over all engines, one over all agent workers, one per learner rank.
+    """One task over all engines, one over all agent workers, one per learner rank, one over Ray itself.
 
     What they can't mend ends the run by name.
     """
@@ -33,17 +34,27 @@ class EngineWatch:
         rollout: RayRollout,
         groups: Sequence[RankGroup[Any]],
         interval: float,
+        elastic: Elastic | None = None,
+        ended: Callable[[], str] = str,
     ) -> None:
-        """recover: starts engines again that are gone, and gives them weights. groups: all learner roles."""
+        """recover: starts engines again that are gone, and gives them weights. groups: all learner roles.
+
+        elastic: lets engines join and leave; None: nobody asks. ended: names what has ended of a Ray of our own.
+        """
         self._fleet, self._recover, self._rollout = fleet, recover, rollout
         self._groups = groups
         self._interval = interval
+        self._elastic = elastic
+        self._ended = ended
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Look from now on."""
         self._tasks.append(asyncio.create_task(self._guarded(self._engines()), name="engine watch"))
         self._tasks.append(asyncio.create_task(self._guarded(self._agents()), name="agent watch"))
+        self._tasks.append(asyncio.create_task(self._guarded(self._ray()), name="watch of Ray"))
+        if self._elastic is not None:
+            self._tasks.append(asyncio.create_task(self._guarded(self._elastic.serve()), name="engines on demand"))
         for group in self._groups:
             for rank in group.ranks:
                 self._tasks.append(asyncio.create_task(self._guarded(self._rank(rank)), name=f"watch {rank.name}"))
@@ -64,6 +75,12 @@ class EngineWatch:
         while True:
             await asyncio.sleep(self._interval)
             await self.look()
+
+    async def _ray(self) -> None:
+        """Actors live on for a while without their node, but none can be started or found again."""
+        while not (ended := self._ended()):  # noqa: ASYNC110 - other processes
+            await asyncio.sleep(self._interval)
+        raise WorkerDiedError(f"Ray: {ended}")
 
     async def _agents(self) -> None:
         while True:

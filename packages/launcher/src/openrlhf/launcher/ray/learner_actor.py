@@ -19,8 +19,10 @@ from openrlhf.launcher.ray.calls import DEATHS, WorkerDiedError, first_line
 from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_client import FleetClient
 from openrlhf.launcher.ray.remote import Remote, serves
+from openrlhf.launcher.ray.stopped import end_when_stopped
 from openrlhf.launcher.teacher_check import TeacherServers
 from openrlhf.launcher.threads import RankThreads
+from openrlhf.learner.folders.shared import host, sees
 from openrlhf.learner.spec import LearnerSpec, Role
 
 if TYPE_CHECKING:
@@ -90,7 +92,8 @@ message."""
 TIMEOUTS = {"samples": 300.0}
 """Of what is there already and only has to travel."""
 WORK_TIMEOUT = 24 * 3600.0
-"""Bound of one epoch's update or one batch's forwards: days of work are no fault, a dead rank is seen at once."""
+"""Bound of one epoch's update or one batch's forwards: days of work are no fault. A dead rank is seen at once, one that
+was stopped is ended (`ray/stopped.py`), one that waits for others in vain by `COLLECTIVE_TIMEOUT` of the learner."""
 
 
 def _fetch(what: str, refs: Sequence[Any]) -> list[Any]:
@@ -144,12 +147,17 @@ class LearnerActor:
         ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), free_port(), ids
 
+    def blind_to(self, path: str) -> str | None:
+        """The name of this machine, if a file that is there cannot be seen from here. Every rank for itself."""
+        return None if sees(path) else host()
+
     def setup(
         self, address: RankAddress, spec: LearnerSpec, config: RankConfig, threads: RankThreads | None = None
     ) -> None:
         """Join the process group and load the model. threads: on CPU; None leaves them to OMP_NUM_THREADS."""
         from openrlhf.launcher.ray.devices import local_device_index
 
+        end_when_stopped(os.getpid(), f"{spec.role} rank {address.rank}")
         ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         os.environ.update(address.environment())
         if ids:

@@ -7,6 +7,7 @@ the object store, and a prepared batch stays in the rank that will train on it.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from openrlhf.launcher.ray.learner_actor import WORK_TIMEOUT, LearnerActor
 from openrlhf.launcher.ray.rank_group import RankGroup, Refs
 from openrlhf.launcher.samples import SampleRef
 from openrlhf.launcher.trainer.protocols import Prepared
+from openrlhf.learner.folders.shared import together
 
 REFERENCE = "ref"
 """Where a checkpoint has a reference that moves."""
@@ -28,9 +30,23 @@ BUCKET_BYTES = 256 * 2**20
 """About so much of the policy goes to a reference at once."""
 
 
-def parts_for(rank: int, world_size: int, refs: Refs) -> Refs:
-    """Which other ranks' results a rank needs: its twin's where both roles split alike, else all."""
-    return [refs[rank]] if len(refs) == world_size else refs
+Shares = Sequence[Sequence[Sequence[SampleRef]]]
+"""Per rank: its share of every mini-batch."""
+
+
+def parts_for(own: Shares, others: Shares, refs: Refs) -> list[Refs]:
+    """Per rank of a role which results of another role's ranks it needs: its twin's where both split alike.
+
+    Else those of the ranks that have its samples, of one of them where it has none.
+    """
+    if len(own) == len(others):
+        return [[ref] for ref in refs]
+    holder: dict[int, int] = {}
+    for rank, share in enumerate(others):
+        for sample in itertools.chain(*share):
+            holder.setdefault(sample.index, rank)
+    needed = [sorted({holder[sample.index] for sample in itertools.chain(*share)}) or [0] for share in own]
+    return [[refs[rank] for rank in ranks] for ranks in needed]
 
 
 async def score_rewards(reward: RankGroup[RewardRank], samples: Sequence[SampleRef]) -> list[float]:
@@ -108,39 +124,41 @@ class RayLearner:
 
     async def _prepare(self, mini_batches: Sequence[Sequence[SampleRef]], kl_coef: float, step: int) -> Prepared:
         policy, critic, reference = self.policy, self.critic, self.reference
-        scores: dict[str, Refs] = {}
         valued: list[Any] = []
-        own: list[Any] = list(policy.shares(mini_batches))
-        told: Refs = []
+        critics: Shares = []
+        cut = policy.shares(mini_batches)
+        own: list[Any] = list(cut)
+        parts: dict[str, list[Refs]] = {}
+        told: list[Refs] = [[] for _ in own]
         layer: Refs = []
         if reference is not None:
             shares = reference.shares(mini_batches)
-            kept: Refs | None = None
+            kept: list[Any] = [None] * len(shares)
             if policy.truncated:
                 own = policy.scatter(PolicyRank.sampled, own)
-                kept = policy.scatter(PolicyRank.kept, own)
+                kept = parts_for(shares, cut, policy.scatter(PolicyRank.kept, own))
             algo = reference.algo
             if algo.ref_logprobs:
-                count = len(reference.ranks)
-                scores["ref_logprobs"] = [
-                    rank.ask(ReferenceRank.logprobs, share, None if kept is None else parts_for(number, count, kept))
-                    for number, (rank, share) in enumerate(zip(reference.ranks, shares, strict=True))
+                scored = [
+                    rank.ask(ReferenceRank.logprobs, share, sets)
+                    for rank, share, sets in zip(reference.ranks, shares, kept, strict=True)
                 ]
+                parts["ref_logprobs"] = parts_for(cut, shares, scored)
             if algo.distill.divergence is not None:
-                told = reference.scatter(ReferenceRank.tell, shares)
-            if told and not algo.distill.top_k and not self._layer_there:
-                layer = reference.ask(ReferenceRank.output_layer)[:1]
+                told = parts_for(cut, shares, reference.scatter(ReferenceRank.tell, shares))
+                if not algo.distill.top_k and not self._layer_there:
+                    layer = reference.ask(ReferenceRank.output_layer)[:1]
         if critic is not None:
-            valued = critic.scatter(CriticRank.values, critic.shares(mini_batches))
-            scores["values"] = critic.scatter(CriticRank.read, valued)
-        world = len(policy.ranks)
+            critics = critic.shares(mini_batches)
+            valued = critic.scatter(CriticRank.values, critics)
+            parts["values"] = parts_for(cut, critics, critic.scatter(CriticRank.read, valued))
         prepared = [
             rank.ask(
                 PolicyRank.prepare,
                 share,
-                scores={name: parts_for(number, world, refs) for name, refs in scores.items()},
+                scores={name: refs[number] for name, refs in parts.items()},
                 kl_coef=kl_coef,
-                told=parts_for(number, world, told),
+                told=told[number],
                 layer=layer,
                 step=step,
             )
@@ -148,12 +166,12 @@ class RayLearner:
         ]
         sums = await policy.wait(policy.scatter(PolicyRank.metrics, prepared), "experience forward")
         self._layer_there = True
-        sums = sums[:: policy.tensor_parallel]  # a group's ranks measured the same samples
+        sums = sums[:: policy.ranks_per_sample]  # a group's ranks measured the same samples
         if critic is not None:
-            returns, count = policy.scatter(PolicyRank.returns, prepared), len(critic.ranks)
+            returns = parts_for(critics, cut, policy.scatter(PolicyRank.returns, prepared))
             valued = [
-                rank.ask(CriticRank.prepare, own, returns=parts_for(number, count, returns))
-                for number, (rank, own) in enumerate(zip(critic.ranks, valued, strict=True))
+                rank.ask(CriticRank.prepare, own, returns=refs)
+                for rank, own, refs in zip(critic.ranks, valued, returns, strict=True)
             ]
             await critic.wait(valued, "returns")
         return Prepared(handle=OnRanks(policy=prepared, critic=valued), metrics=combine_sums(sums))
@@ -207,12 +225,22 @@ class RayLearner:
                 names = [rank.name for rank in (*policy.ranks[1:], *reference.ranks)]
                 await gather([*others, *taken], what="reference sync", names=names, timeout=WORK_TIMEOUT)
 
-    async def save(self, folder: str) -> None:
+    async def blind_to(self, path: str) -> list[str]:
+        writers = [group for group, _ in self._trained("")]
+        if self.reference is not None and self._follows:
+            writers.append(self.reference)
+        asked = [group.wait(group.ask_process(LearnerActor.blind_to, path), "look at a folder") for group in writers]
+        return sorted({name for found in await asyncio.gather(*asked) for name in found if name is not None})
+
+    async def save(self, folder: str) -> dict[str, int]:
+        written: dict[str, int] = {}
         for group, path in self._trained(folder):
-            await group.wait(group.ask(TrainedRank.save, path), "checkpoint")
+            seen = await group.wait(group.ask(TrainedRank.save, path), "checkpoint")
+            written |= together(seen, Path(path).name)
         if self._follows and self.reference is not None:
             refs = self.reference.ask(ReferenceRank.save_followed, f"{folder}/{REFERENCE}")
-            await self.reference.wait(refs, "checkpoint")
+            written |= together(await self.reference.wait(refs, "checkpoint"), REFERENCE)
+        return written
 
     async def load(self, folder: str) -> None:
         saved = (Path(folder) / REFERENCE).is_dir()

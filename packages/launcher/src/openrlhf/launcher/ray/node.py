@@ -7,6 +7,7 @@ Imports no Ray: Ray reads its token when it is imported, and a client of a dead 
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -38,6 +39,8 @@ three starve a run on a busy CPU."""
 
 SOCKET_SUFFIX = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store_000"
 """What Ray adds to its folder, with the widest process id and the number of a further node on the same machine."""
+ON_DEMAND = {"RAY_prestart_worker_first_driver": "0"}
+"""On a node of many cores Ray would start a Python per core before anything is asked of it, each with a port."""
 ROOM = LONGEST_SOCKET_PATH - len(SOCKET_SUFFIX)
 """Bytes that the path of Ray's temporary folder may have."""
 
@@ -60,7 +63,7 @@ def run_environment(environ: Mapping[str, str], *, token: str, mark: str) -> dic
     """
     foreign = ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_TOKEN_PATH", SECRET_FLAGS)
     users = {k: v for k, v in environ.items() if k not in foreign}
-    return users | own_environment(environ, token) | {NODE_VARIABLE: mark}
+    return ON_DEMAND | users | own_environment(environ, token) | {NODE_VARIABLE: mark}
 
 
 def shield() -> None:
@@ -74,7 +77,7 @@ def start_shielded(command: Sequence[str], environ: Mapping[str, str]) -> subpro
     return subprocess.Popen(command, env=environ, preexec_fn=shield)  # noqa: PLW1509
 
 
-def node_arguments(*, cpus: int, gpus: int) -> list[str]:
+def node_arguments(*, cpus: int, gpus: int, resources: Mapping[str, float] | None = None) -> list[str]:
     """Arguments of `ray start` for every node."""
     return [
         "--block",
@@ -82,15 +85,19 @@ def node_arguments(*, cpus: int, gpus: int) -> list[str]:
         f"--num-cpus={cpus}",
         f"--num-gpus={gpus}",
         f"--object-store-memory={object_store_bytes()}",
+        *([f"--resources={json.dumps(resources)}"] if resources else []),
     ]
 
 
-def end_child(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """TERM, and KILL after so many seconds. Does nothing to a process that has ended."""
-    if process.poll() is None:
+def end_children(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    """TERM to all, and KILL after so many seconds. Does nothing to a process that has ended."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
         process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + seconds
+    for process in running:
         try:
-            process.wait(seconds)
+            process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -127,7 +134,7 @@ class RayNode:
     def stop(self) -> None:
         """TERM, then KILL. Bounded by STOP_SECONDS."""
         self._left = 0
-        end_child(self._process, STOP_SECONDS)
+        end_children([self._process], STOP_SECONDS)
 
 
 def wait_for_nodes(address: str, nodes: int, seconds: float) -> int:

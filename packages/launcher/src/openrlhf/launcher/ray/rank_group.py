@@ -27,7 +27,7 @@ class RankGroup(Generic[T]):
     """The ranks of a role, which have the methods of its class `T` (`launcher/ranks/roles.py`).
 
     hidden_size: that of the policy, for all roles: they must split the samples alike.
-    tensor_parallel: how many neighbouring ranks hold one model and get the same samples.
+    ranks_per_sample: how many neighbouring ranks get the same samples.
     algo: what the policy learns, which decides what a reference is asked.
     truncated: whether samples are of what top-p, top-k or min-p keep: then the reference has to know what that is.
     follows: whether it is a reference that moves to the policy.
@@ -37,7 +37,7 @@ class RankGroup(Generic[T]):
     role: str
     ranks: Sequence[Remote[T]]
     hidden_size: int
-    tensor_parallel: int = 1
+    ranks_per_sample: int = 1
     truncated: bool = False
     algo: AlgoConfig = field(default_factory=AlgoConfig)
     follows: bool = False
@@ -45,22 +45,27 @@ class RankGroup(Generic[T]):
 
     def shares(self, mini_batches: Sequence[Sequence[SampleRef]]) -> list[list[list[SampleRef]]]:
         """Per rank: its share of every mini-batch."""
-        parts = len(self.ranks) // self.tensor_parallel
+        parts = len(self.ranks) // self.ranks_per_sample
         split = [
             split_over_ranks(batch, parts, hidden_size=self.hidden_size, share_prompt=self.share_prompt)
             for batch in mini_batches
         ]
-        return [[shares[rank // self.tensor_parallel] for shares in split] for rank in range(len(self.ranks))]
+        return [[shares[rank // self.ranks_per_sample] for shares in split] for rank in range(len(self.ranks))]
 
     def ask(self, method: Callable[Concatenate[T, P], Any], *args: P.args, **kwargs: P.kwargs) -> Refs:
         """The same call on every rank."""
         return [rank.ask(method, *args, **kwargs) for rank in self.ranks]
 
+    @property
+    def processes(self) -> list[Remote[LearnerActor]]:
+        """The processes of the ranks."""
+        return [Remote(rank.name, rank.actor) for rank in self.ranks]
+
     def ask_process(
         self, method: Callable[Concatenate[LearnerActor, P], Any], *args: P.args, **kwargs: P.kwargs
     ) -> Refs:
         """The same call on the process of every rank."""
-        return [Remote[LearnerActor](rank.name, rank.actor).ask(method, *args, **kwargs) for rank in self.ranks]
+        return [process.ask(method, *args, **kwargs) for process in self.processes]
 
     def scatter(self, method: Callable[..., Any], per_rank: Sequence[Any], *args: Any, **kwargs: Any) -> Refs:
         """A call whose first argument each rank has its own of, perhaps as the reference of an earlier answer."""

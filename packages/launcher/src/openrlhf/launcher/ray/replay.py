@@ -45,7 +45,7 @@ async def start_replay_learner(
     recorded: with the engines, beside which the ranks computed: they get as many threads as they had then.
     """
     environment = cluster.worker_environment() | extra_noset(os.environ)
-    reservation = Reservation(plan_placement(config, gpus=cluster.gpus, nodes=cluster.nodes))
+    reservation = Reservation(plan_placement(config, gpus=cluster.gpus, nodes=cluster.nodes, apart=cluster.apart))
     threads = None if cluster.gpus else plan_threads(recorded, cores=cluster.cores, nodes=cluster.nodes)
     groups = start_learners(config, prepared, reservation, environment, threads)
     await asyncio.gather(*(set_up() for _, set_up in groups.values()))

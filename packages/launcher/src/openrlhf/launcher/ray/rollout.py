@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import ray
@@ -19,8 +19,10 @@ from openrlhf.launcher.ray.calls import DEATHS, WorkerDiedError, first_line, gat
 from openrlhf.launcher.ray.engine_actor import EngineActor
 from openrlhf.launcher.ray.engine_fleet import EngineFleet
 from openrlhf.launcher.ray.remote import Remote, ask_all, ask_living
+from openrlhf.launcher.rewards.sources import reward_metrics
 from openrlhf.launcher.samples import EvalRequest, Group, sample_info
 from openrlhf.launcher.tracing import traceparent
+from openrlhf.rollout.loads import Loads
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,12 @@ class Watch(Protocol):
     """What looks after the engines as long as the run lasts."""
 
     async def stop(self) -> None: ...
+
+
+class Shutdown(Protocol):
+    """What ends with the rollout."""
+
+    async def shutdown(self) -> None: ...
 
 
 class RayRollout:
@@ -67,15 +75,20 @@ class RayRollout:
         self._spawn = spawn
         self._fleet = fleet
         self.workers = [spawn(i) for i in range(workers)]
-        self._running = [0] * workers
+        self._running = Loads(range(workers))
         self._finished = [-math.inf] * workers  # when a worker last finished a group
         self._replaced = 0
         self._alone = asyncio.Lock()
         self._convicted = 0
         self._group_timeout = group_timeout
         self._silence = silence
-        self._fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._fatal: BaseException | None = None
+        self._failed = asyncio.Event()
+        self._awaited: set[asyncio.Future[Any]] = set()
         self.watch: Watch | None = None
+        self.has_rewards = False
+        self.judges: Shutdown | None = None
+        self._reward_totals: Mapping[str, float] = {}
 
     async def start(self) -> None:
         """Until every worker has loaded its executor; a broken agent or reward file is reported here."""
@@ -105,8 +118,16 @@ class RayRollout:
 
     def fail(self, error: BaseException) -> None:
         """End the run: every group that is or will be under way raises `error`."""
-        if not self._fatal.done():
-            self._fatal.set_result(error)
+        self._fatal = self._fatal or error
+        self._failed.set()
+        for answer in self._awaited:
+            answer.cancel()
+
+    async def failure(self) -> BaseException:
+        """Wait for what `fail` is told."""
+        await self._failed.wait()
+        assert self._fatal is not None
+        return self._fatal
 
     async def run_group(self, item: PromptItem, *, evaluation: EvalRequest | None = None) -> Group:
         deaths = 0
@@ -127,18 +148,19 @@ class RayRollout:
 
     async def _try_once(self, item: PromptItem, evaluation: EvalRequest | None) -> tuple[Group | None, str]:
         """The group; None and the reason when its worker was lost, which is replaced then."""
-        number = min(range(len(self.workers)), key=lambda i: self._running[i])
+        number = self._running.least()
+        assert number is not None, "workers are replaced, never given up"
         worker = self.workers[number]
-        self._running[number] += 1
+        self._running.add(number, 1)
         try:
             group = await self._run_on(number, worker, item, evaluation)
         except (WorkerDiedError, *DEATHS) as error:
-            if self._fatal.done():
+            if self._fatal is not None:
                 raise
             await self._replace(number, worker, first_line(error))
             return None, first_line(error)
         finally:
-            self._running[number] -= 1
+            self._running.add(number, -1)
         self._finished[number] = asyncio.get_running_loop().time()
         self._replaced = 0
         return group, ""
@@ -169,8 +191,18 @@ class RayRollout:
         async with self._fleet.lock:
             await self._fleet.sleep()
 
-    async def engine_metrics(self) -> dict[str, float]:
-        return await self._fleet.metrics()
+    async def worker_metrics(self) -> dict[str, float]:
+        return await self._fleet.metrics() | await self._reward_metrics()
+
+    async def _reward_metrics(self) -> dict[str, float]:
+        """Of the span since the last call; nothing where a worker was lost in it, for its counts begin anew."""
+        if not self.has_rewards:
+            return {}
+        answers = await ask_living(self.workers, "reward counts", ASK_TIMEOUT, AgentActor.reward_totals)
+        totals = {key: sum(answer.get(key, 0.0) for answer in answers) for key in {k for a in answers for k in a}}
+        before, self._reward_totals = self._reward_totals, totals
+        span = {key: value - before.get(key, 0.0) for key, value in totals.items()}
+        return {} if min(span.values(), default=0.0) < 0 else reward_metrics(span)
 
     async def wake(self) -> None:
         async with self._fleet.lock:
@@ -184,8 +216,8 @@ class RayRollout:
         answer = asyncio.wrap_future(infos.future())
         try:
             await self._answer_or_silence(answer, number)
-            if self._fatal.done():
-                raise self._fatal.result()
+            if self._fatal is not None:
+                raise self._fatal.with_traceback(None)  # else it grows by the way of every group that raises it
             if not answer.done():
                 raise WorkerDiedError(f"no answer within {self._group_timeout:.0f} s")
             samples = answer.result()
@@ -199,10 +231,13 @@ class RayRollout:
         """Until the answer or the end of the run, at most group_timeout without a group that the worker finishes."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        while (left := max(began, self._finished[number]) + self._group_timeout - loop.time()) > 0:
-            done, _ = await asyncio.wait((answer, self._fatal), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if done:
-                return
+        self._awaited.add(answer)
+        try:
+            while (left := max(began, self._finished[number]) + self._group_timeout - loop.time()) > 0:
+                if self._fatal is not None or (await asyncio.wait((answer,), timeout=left))[0]:
+                    return
+        finally:
+            self._awaited.discard(answer)
 
     async def _replace(self, number: int, worker: Remote[AgentActor], why: str) -> None:
         if self.workers[number] is not worker:
@@ -220,5 +255,7 @@ class RayRollout:
         for worker in self.workers:
             worker.ask(AgentActor.shutdown)
         await self._fleet.shutdown()
+        if self.judges is not None:
+            await self.judges.shutdown()
         for worker in self.workers:
             worker.kill()

@@ -6,27 +6,29 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
 
 from openrlhf.agents.context import EpisodeSettings
 from openrlhf.agents.engine import SamplingParams
-from openrlhf.agents.reward_file import IMPORT_SECONDS
 from openrlhf.core.config import Truncation
 from openrlhf.launcher.commands import TRAIN_PPO_RAY
 from openrlhf.launcher.config import RefConfig, RewardConfig, TrainPPOConfig
-from openrlhf.launcher.data.sampler import PromptSampler
+from openrlhf.launcher.environments import sampler
 from openrlhf.launcher.horizon import optimizer_step_horizon
-from openrlhf.launcher.json_servers import RetryPolicy
 from openrlhf.launcher.placement import (
+    AGENT,
     ENGINE,
+    NAMES,
+    NODE_SHARE,
     engines_share,
     model_flag,
+    model_path,
+    node_resource,
     plan_placement,
     section,
     shares_device,
@@ -36,9 +38,10 @@ from openrlhf.launcher.ranks.config import RankConfig, rank_config
 from openrlhf.launcher.ray.agent_actor import AgentActor, AgentSpec
 from openrlhf.launcher.ray.cluster import Cluster, StartTimes
 from openrlhf.launcher.ray.devices import extra_noset
-from openrlhf.launcher.ray.engine_actor import EngineActor, engine_actor
-from openrlhf.launcher.ray.engine_fleet import EngineFleet
+from openrlhf.launcher.ray.elastic import open_elastic
+from openrlhf.launcher.ray.engine_fleet import EngineFleet, spawner
 from openrlhf.launcher.ray.engine_watch import INTERVAL, EngineWatch
+from openrlhf.launcher.ray.judges import Judges, start_judges
 from openrlhf.launcher.ray.learner_actor import ACTORS, LearnerActor, RankAddress, RemoteReferenceActor
 from openrlhf.launcher.ray.learner_group import Push, RayLearner
 from openrlhf.launcher.ray.placement import Reservation
@@ -49,6 +52,7 @@ from openrlhf.launcher.ray.warm import runtime_env
 from openrlhf.launcher.ray.weight_push import Pause, WeightPush, check_plan
 from openrlhf.launcher.record.place import record_place
 from openrlhf.launcher.resolve import adapter_targets
+from openrlhf.launcher.rewards.sources import reward_seconds, reward_spec
 from openrlhf.launcher.rules.violation import value_at
 from openrlhf.launcher.saved import config_toml
 from openrlhf.launcher.threads import RankThreads, ThreadPlan, plan_threads
@@ -57,8 +61,7 @@ from openrlhf.launcher.trainer.loop import TrainerParts
 from openrlhf.launcher.trainer.protocols import MetricSink
 from openrlhf.launcher.vision import VisionModel
 from openrlhf.learner.spec import LearnerSpec, Role
-from openrlhf.rollout.config import RolloutConfig
-from openrlhf.rollout.engine import engine_class
+from openrlhf.rollout.config import VLLM_ENGINE, RolloutConfig
 from openrlhf.rollout.engine_spec import EngineSpec
 
 log = logging.getLogger(__name__)
@@ -66,8 +69,6 @@ log = logging.getLogger(__name__)
 SETUP_TIMEOUT = 1800.0
 REQUEST_TIMEOUT = 3600.0
 """Bound of one generation call within a group's bound: long answers take long, a dead engine is seen at once."""
-REWARD_ATTEMPTS = RetryPolicy().attempts
-"""How often one reward call is made at most: a server is asked again, a function whose process dies is called again."""
 SIGN_OF_LIFE_TIMEOUT = 60.0
 """What an agent worker may take to answer beyond the time for which its own watchdog lets an agent block it."""
 
@@ -86,7 +87,7 @@ async def start_workers(config: TrainPPOConfig, prepared: Prepared, cluster: Clu
     """Start engines, learner ranks and agent workers; return when all are ready."""
     times = StartTimes(dict(cluster.seconds))
     environment = cluster.worker_environment() | extra_noset(os.environ)
-    reservation = Reservation(plan_placement(config, gpus=cluster.gpus, nodes=cluster.nodes))
+    reservation = Reservation(plan_placement(config, gpus=cluster.gpus, nodes=cluster.nodes, apart=cluster.apart))
     threads = None if cluster.gpus else plan_threads(config, cores=cluster.cores, nodes=cluster.nodes)
     if threads is not None:
         log.info("threads per process, of %d cores: %s", cluster.cores, threads)
@@ -97,7 +98,8 @@ async def start_workers(config: TrainPPOConfig, prepared: Prepared, cluster: Clu
         if config.vllm.enable_sleep:
             await fleet.sleep()
     groups = start_learners(config, prepared, reservation, environment, threads)
-    rollout = start_rollout(config, prepared, fleet, environment)
+    judges = start_judges(config, fleet.specs[0], reservation, environment)
+    rollout = start_rollout(config, prepared, fleet, environment, judges, apart=cluster.apart)
     ranks = {role: times.of(role, set_up()) for role, (_, set_up) in groups.items()}
     engines, _, _ = await asyncio.gather(
         times.of("engines", fleet.wait_started()),
@@ -107,6 +109,9 @@ async def start_workers(config: TrainPPOConfig, prepared: Prepared, cluster: Clu
     times.seconds |= {"engine_load": max(engines), "total": sum(cluster.seconds.values()) + times.elapsed()}
     log.info("start: %s", times)
     fleet.on_change = rollout.engines_changed
+    if judges is not None:
+        await judges.wait_started()
+        judges.watch(rollout, INTERVAL)
     return Workers(
         fleet=fleet, rollout=rollout, groups={role: group for role, (group, _) in groups.items()}, times=times
     )
@@ -123,13 +128,15 @@ async def start_parts(config: TrainPPOConfig, prepared: Prepared, cluster: Clust
         pause=Pause(clear_cache=train.partial_rollout_recompute_kv) if train.partial_rollout_enable else None,
     )
     learner = ray_learner(config, workers.groups, push)
-    watch = EngineWatch(fleet, partial(push.recover, learner.policy), rollout, learner.groups, INTERVAL)
+    elastic = open_elastic(config, cluster, fleet, push, learner.policy)
+    recover = partial(push.recover, learner.policy)
+    watch = EngineWatch(fleet, recover, rollout, learner.groups, INTERVAL, elastic, cluster.ended)
     rollout.watch = watch
     watch.start()
     return TrainerParts(
         rollout=rollout,
         learner=learner,
-        prompts=PromptSampler(prepared.prompts, config.train.seed),
+        prompts=sampler(prepared.prompts, config.train.seed, prepared.environments, config.data),
         sink=sink,
         eval_prompts=prepared.eval_prompts,
         config_toml=config_toml(TRAIN_PPO_RAY, config),
@@ -150,7 +157,7 @@ def ray_learner(config: TrainPPOConfig, groups: Mapping[str, RankGroup[Any]], pu
         critic=groups.get("critic"),
         reward=groups.get("reward"),
         push=push,
-        tokenizer_path=_model_path(config.actor.model_name_or_path or ""),
+        tokenizer_path=model_path(config.actor.model_name_or_path or ""),
         critic_export=config.critic.save_value_network,
         take_turns=config.train.colocate_all and config.ds.enable_sleep,
     )
@@ -167,19 +174,8 @@ def start_fleet(
 ) -> EngineFleet:
     """One engine actor per --vllm.num_engines."""
     specs = engine_specs(config, gpus=gpus, vision=prepared.vision, threads=threads)
-    actor = engine_actor()
-
-    def spawn(number: int) -> Remote[EngineActor]:
-        own = engine_class(specs[number]).environment(specs[number])
-        env = dict(environment) | own | _user_values(own) | reservation.environment(ENGINE, number)
-        made = actor.options(**reservation.options(ENGINE, number), runtime_env=runtime_env(env)).remote()
-        return Remote(specs[number].name, made)
-
-    return EngineFleet(specs, spawn, serve=not config.trains)
-
-
-def _user_values(names: Mapping[str, str]) -> dict[str, str]:
-    return {name: os.environ[name] for name in names if name in os.environ}
+    spawn = spawner(ENGINE, specs[0], reservation, environment)
+    return EngineFleet(specs, spawn, serve=not config.trains, reservation=reservation)
 
 
 def engine_specs(
@@ -192,7 +188,7 @@ def engine_specs(
     assert vllm.lora_push != "auto", "resolve() sets --vllm.lora_push"
     return [
         EngineSpec(
-            model=_model_path(config.actor.model_name_or_path),
+            model=model_path(config.actor.model_name_or_path),
             engine=vllm.engine_class,
             name=f"engine {i}",
             dtype=vllm.dtype,
@@ -217,12 +213,6 @@ def engine_specs(
         )
         for i in range(vllm.num_engines or 0)
     ]
-
-
-def _model_path(path: str) -> str:
-    """Absolute for a local folder: workers run in other working directories."""
-    folder = Path(path).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else path
 
 
 def start_learners(
@@ -252,7 +242,7 @@ def start_learners(
         connected = asking.ask(RemoteReferenceActor.connect, prepared.teacher_servers, ranks_config)
         groups[Role.REFERENCE] = (group, partial(group.wait, [connected], "learner start", SETUP_TIMEOUT))
     for role in reservation.plan.seats:
-        if role == ENGINE:
+        if role in NAMES:
             continue
         actor = ray.remote(ACTORS[Role(role)])
         ranks = [
@@ -266,11 +256,11 @@ def start_learners(
             role=role,
             ranks=ranks,
             hidden_size=prepared.hidden_size,
-            tensor_parallel=config.ds.tensor_parallel_size,
+            ranks_per_sample=config.ds.ranks_per_sample,
             truncated=truncation(config.rollout).active,
             algo=config.algo,
             follows=role == Role.REFERENCE and config.ref.sync_steps > 0,
-            share_prompt=config.train.share_prompt != "off",
+            share_prompt=config.shares_prompt,
         )
         spec = learner_spec(config, Role(role), horizon, vision)
         own = None if threads is None else threads.ranks[Role(role)]
@@ -315,7 +305,7 @@ def learner_spec(config: TrainPPOConfig, role: Role, horizon: int, vision: Visio
     own = section(config, role)
     return LearnerSpec(
         role=role,
-        model_path=_model_path(path),
+        model_path=model_path(path),
         ds=config.ds,
         model=entity,
         optim=entity if role in (Role.POLICY, Role.CRITIC) else None,
@@ -335,21 +325,28 @@ def learner_spec(config: TrainPPOConfig, role: Role, horizon: int, vision: Visio
 
 
 def start_rollout(
-    config: TrainPPOConfig, prepared: Prepared, fleet: EngineFleet, environment: Mapping[str, str]
+    config: TrainPPOConfig,
+    prepared: Prepared,
+    fleet: EngineFleet,
+    environment: Mapping[str, str],
+    judges: Judges | None = None,
+    *,
+    apart: Collection[str] = (),
 ) -> RayRollout:
-    """The agent workers, connected to the engines."""
+    """The agent workers, connected to the engines. apart: the parts that have nodes of their own."""
+    there = {node_resource(AGENT, apart): NODE_SHARE} if apart else {}
     spec = agent_spec(config, prepared)
     actor = ray.remote(AgentActor)
     spec_ref = ray.put(spec)
 
     def spawn(number: int) -> Remote[AgentActor]:
-        made = actor.options(num_cpus=0, max_concurrency=10_000, runtime_env=runtime_env(environment))
-        return Remote(f"agent worker {number}", made.remote(spec_ref, fleet.engines, number))
+        made = actor.options(num_cpus=0, max_concurrency=10_000, runtime_env=runtime_env(environment), resources=there)
+        asked = () if judges is None else (judges.engines,)
+        return Remote(f"agent worker {number}", made.remote(spec_ref, fleet.engines, number, *asked))
 
     turns = config.agent.max_turns if config.train.agent_func_path else 1
-    reward = (config.reward.timeout + IMPORT_SECONDS) * REWARD_ATTEMPTS
-    bound = (config.agent.timeout + REQUEST_TIMEOUT) * turns + reward + 60.0
-    return RayRollout(
+    bound = (config.agent.timeout + REQUEST_TIMEOUT) * turns + reward_seconds(config) + 60.0
+    rollout = RayRollout(
         spawn,
         fleet,
         workers=config.agent.num_workers,
@@ -359,6 +356,9 @@ def start_rollout(
         n_samples=config.rollout.n_samples_per_prompt,
         max_len=config.data.max_len,
     )
+    rollout.has_rewards = config.reward.remote_url is not None
+    rollout.judges = judges
+    return rollout
 
 
 def agent_spec(config: TrainPPOConfig, prepared: Prepared) -> AgentSpec:
@@ -366,7 +366,7 @@ def agent_spec(config: TrainPPOConfig, prepared: Prepared) -> AgentSpec:
     rollout = config.rollout
     assert config.actor.model_name_or_path is not None
     return AgentSpec(
-        tokenizer_path=_model_path(config.actor.model_name_or_path),
+        tokenizer_path=model_path(config.actor.model_name_or_path),
         settings=EpisodeSettings(
             sampling=SamplingParams(
                 temperature=rollout.temperature,
@@ -381,14 +381,13 @@ def agent_spec(config: TrainPPOConfig, prepared: Prepared) -> AgentSpec:
             seed=config.train.seed,
             agent=config.agent,
             overlong=config.data.overlong_prompts,
+            guided=config.vllm.engine_class == VLLM_ENGINE,
         ),
         vision=prepared.vision is not None,
         reward_model=config.has_reward_model,
         rewards_optional=config.rewards_optional,
         agent_file=prepared.agent_file,
-        reward_file=prepared.reward_file,
-        reward_urls=prepared.reward_urls,
-        reward_api_key=config.reward.api_key,
-        reward_timeout=config.reward.timeout,
+        environments=prepared.environments,
+        rewards=reward_spec(config, prepared.reward_sources),
         tracing=trace_target(config),
     )

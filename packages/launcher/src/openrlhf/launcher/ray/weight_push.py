@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Sequence
@@ -14,9 +15,9 @@ from openrlhf.agents.engine import Generation, SamplingParams
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.preflight import Prepared
 from openrlhf.launcher.ranks.roles import PolicyRank
-from openrlhf.launcher.ray.calls import WorkerDiedError, gather
+from openrlhf.launcher.ray.calls import WorkerDiedError, first_line, gather
 from openrlhf.launcher.ray.engine_client import RayEngineClient
-from openrlhf.launcher.ray.engine_fleet import STEP_TIMEOUT, EngineFleet
+from openrlhf.launcher.ray.engine_fleet import STEP_TIMEOUT, EngineFleet, Member
 from openrlhf.launcher.ray.learner_actor import LearnerActor, Transfer
 from openrlhf.launcher.ray.rank_group import RankGroup
 from openrlhf.launcher.ray.remote import Remote, ask_all
@@ -62,6 +63,10 @@ SAMPLED = SamplingParams(temperature=1.0, max_tokens=2, seed=0, ignore_eos=True)
 """What an engine that serves an adapter samples after a push, to be compared."""
 NEWS = 2.0
 """A measured tolerance is logged again when it has grown or shrunk by this factor."""
+
+
+class JoinError(RuntimeError):
+    """Engines could not join."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,13 +159,42 @@ class WeightPush:
         version the tokens that follow are labelled with the version before, so their staleness is never understated.
         """
         async with self.lock:
-            if self.version is None or not await self._fleet.revive():
+            if self.version is not None and await self._fleet.revive():
+                await self._push_again(policy)
+
+    async def join(self, policy: Policy, members: Sequence[Member]) -> None:
+        """Let started engines enter the fleet: they have the present weights before agent workers hear of them.
+
+        As in `recover`, in a new group with all others, and not while another push runs. Raises JoinError when the
+        weights do not arrive there, or the engines compute something else; the run then goes on without them.
+        """
+        async with self.lock:
+            self._fleet.adopt(members)
+            try:
+                await self._push_again(policy)
                 return
+            except Exception as error:
+                why = error
+            log.warning("engines that joined are given up: %s", why)
+            self._fleet.give_up(members)
+            await self._push_again(policy)
+        raise JoinError(f"the run goes on without the new engines: {first_line(why)}") from why
+
+    async def part(self, count: int) -> None:
+        """Take out the engines that came last; the others meet in a new group at the next push."""
+        async with self.lock:
             self._connected = False
-            resting = self._fleet.state == "asleep"
-            await self._push_and_check(policy, self.version, Pause(clear_cache=False))
-            if resting:
-                await self._fleet.sleep()
+            await self._fleet.dismiss(count)
+
+    async def _push_again(self, policy: Policy) -> None:
+        """The weights of now over new connections; before the first push that one brings them."""
+        self._connected = False
+        if self.version is None:
+            return
+        resting = self._fleet.state == "asleep"
+        await self._push_and_check(policy, self.version, Pause(clear_cache=False))
+        if resting:
+            await self._fleet.sleep()
 
     def alone(self) -> AbstractAsyncContextManager[Any]:
         """Surrounds work of the models that must not meet awake engines: no engine is restarted meanwhile."""
@@ -220,18 +254,21 @@ class WeightPush:
     async def _connect(self, policy: Policy) -> None:
         self._generation += 1
         workers = [spec.num_workers for spec in self._fleet.specs]
-        transfer = Transfer(backend=self._backend)
-        if self._backend != "gloo":
-            transfer = Transfer(backend=self._backend, engines=tuple(self._fleet.engines), num_workers=workers)
-        refs = policy.ask_process(
-            LearnerActor.open_weight_group, 1 + sum(workers), self._generation, transfer, self._bucket_bytes
-        )
+        offsets = list(itertools.accumulate(workers, initial=1))
+        processes = policy.processes
+        transfers = [Transfer(backend=self._backend)] * len(processes)
+        if self._backend != "gloo":  # rank 0 alone calls the engines
+            transfers[0] = Transfer(backend=self._backend, engines=tuple(self._fleet.engines), num_workers=workers)
+        refs = [
+            process.ask(LearnerActor.open_weight_group, offsets[-1], self._generation, transfer, self._bucket_bytes)
+            for process, transfer in zip(processes, transfers, strict=True)
+        ]
         opened = await policy.wait(refs, "weight group", CONNECT_TIMEOUT)
         connecting = policy.wait(policy.ask_process(LearnerActor.connect_weight_group), "weight group", CONNECT_TIMEOUT)
         if self._backend == "gloo":
             joining = [
-                engine.ask(EngineControl.init_weight_transfer, opened[0].for_engine(1 + sum(workers[:number])))
-                for number, engine in enumerate(self._fleet.engines)
+                engine.ask(EngineControl.init_weight_transfer, opened[0].for_engine(offset))
+                for engine, offset in zip(self._fleet.engines, offsets, strict=False)
             ]
             joined = gather(joining, what="weight group", names=self._fleet.names, timeout=CONNECT_TIMEOUT)
             await _both(connecting, joined)

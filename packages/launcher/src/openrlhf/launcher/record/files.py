@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 ABOUT = "record.json"
 CONFIG = "config.toml"
@@ -55,6 +58,11 @@ def step_files(folder: Path) -> list[StepFile]:
     """The files of all ranks by rising step."""
     matches = ((path, _NAME.fullmatch(path.name)) for path in folder.glob("*.parquet"))
     return sorted(StepFile(int(match[1]), int(match[2]), path) for path, match in matches if match)
+
+
+def write_columns(columns: Mapping[str, NDArray[Any]], path: Path) -> None:
+    """Write arrays of one length as a Parquet file, complete or absent."""
+    write_table(pa.table(dict(columns)), path)
 
 
 def write_table(table: pa.Table, path: Path) -> int:

@@ -32,8 +32,8 @@ def record_folder(config: TrainPPOConfig) -> Path | None:
 
 
 def writing_ranks(config: TrainPPOConfig) -> int:
-    """How many of the policy's ranks write samples: one of those that hold a model together."""
-    return config.actor.world_size // config.ds.tensor_parallel_size
+    """How many of the policy's ranks write samples: one of those that work on the same samples."""
+    return config.actor.world_size // config.ds.ranks_per_sample
 
 
 def record_place(config: TrainPPOConfig) -> RecordPlace | None:

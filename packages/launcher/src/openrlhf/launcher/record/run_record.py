@@ -34,6 +34,8 @@ from openrlhf.learner.folders.files import replace_file
 
 log = logging.getLogger(__name__)
 
+SHOWN_COLUMN = 2000
+"""Characters of JSON up to which a column's value is recorded whole."""
 OWN = (ABOUT, CONFIG, TOKENIZER, STEPS, ALARMS, SAMPLES, IMAGES)
 
 
@@ -179,9 +181,17 @@ def _group(group: Group, sent: Collection[tuple[int, int]]) -> dict[str, Any]:
         "position": prompt.position,
         "episode": prompt.episode,
         "datasource": prompt.datasource,
+        "environment": prompt.environment,
+        "columns": {name: _short(value) for name, value in prompt.columns.items()},
         "count": len(group.samples),
         "others": others,
     }
+
+
+def _short(value: Any) -> Any:
+    """A column's value; the beginning of its JSON text where that is long, as the tests of a program are."""
+    text = json.dumps(value)
+    return value if len(text) <= SHOWN_COLUMN else text[:SHOWN_COLUMN] + "…"
 
 
 def _up_to(step: int, path: Path) -> list[str]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from openrlhf.agents.types import StopReason, Trajectory, Turn
 
-FORMAT = 1
+FORMAT = 2
 """Goes up when an older reader could not read the files."""
 
 
@@ -90,7 +90,9 @@ class RecordedGroup:
     """All samples of one prompt, as the trainer had them.
 
     samples: the trained ones by their place. others: what was sampled and not trained on, by place: the fields of
-    `launcher.samples.SampleInfo`, `failure` with the traceback of one that failed. count: samples in all.
+    `launcher.samples.SampleInfo`, `failure` with the traceback of one that failed. count: samples in all. columns: of
+    the prompt's row (`--data.extra_keys`); a long value is the beginning of its JSON text. environment: in a run with
+    several, whose agent it was.
     """
 
     group_id: str
@@ -98,6 +100,8 @@ class RecordedGroup:
     episode: int
     datasource: str
     count: int
+    environment: str = ""
+    columns: Mapping[str, Any] = field(default_factory=dict)
     samples: Mapping[int, RecordedSample] = field(default_factory=dict)
     others: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -153,10 +157,21 @@ _OF_TOKENS = ("tokens", "trainable")
 _AS_JSON = ("label", "turns", "extra_logs")
 
 
+_TURN = ("start", "end", "finish_reason", "reward", "temperature")
+
+
+def _turn(turn: Turn) -> list[Any]:
+    """As a row has it: reward and temperature only where there is one, as records of format 1 have none."""
+    values = [getattr(turn, name) for name in _TURN]
+    while values[-1] is None:
+        del values[-1]
+    return values
+
+
 def table_of(samples: Sequence[RecordedSample]) -> pa.Table:
     """Rows of `SCHEMA`."""
     columns = {name: [getattr(sample, name) for sample in samples] for name in SCHEMA.names}
-    columns["turns"] = [[[t.start, t.end, t.finish_reason] for t in turns] for turns in columns["turns"]]
+    columns["turns"] = [[_turn(t) for t in turns] for turns in columns["turns"]]
     for name in _AS_JSON:
         columns[name] = [_encode(_plain(value)) for value in columns[name]]
     columns["stop_reason"] = [reason.value for reason in columns["stop_reason"]]
@@ -220,6 +235,6 @@ def _sample(row: dict[str, Any]) -> RecordedSample:
             full[mask] = row[name]
             row[name] = full
     row |= {name: json.loads(row[name]) for name in _AS_JSON}
-    row["turns"] = [Turn(start=start, end=end, finish_reason=reason) for start, end, reason in row["turns"]]
+    row["turns"] = [Turn(**dict(zip(_TURN, turn, strict=False))) for turn in row["turns"]]
     row["stop_reason"] = StopReason(row["stop_reason"])
     return RecordedSample(**(row | {"trainable": mask}))

@@ -46,7 +46,7 @@ class RecordedRollout:
     async def sleep(self) -> None:
         """There is nothing that could sleep."""
 
-    async def engine_metrics(self) -> dict[str, float]:
+    async def worker_metrics(self) -> dict[str, float]:
         """None."""
         return {}
 
@@ -64,6 +64,21 @@ class NoPrompts:
 
     def next(self, n: int) -> list[PromptItem]:
         return []
+
+    def seen(self, item: PromptItem, samples: Sequence[SampleInfo]) -> None: ...
+
+    def judged(self, item: PromptItem) -> bool:
+        return True
+
+    def failing(self) -> dict[str, float]:
+        return {}
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def settle(self) -> None: ...
+
+    def close(self) -> None: ...
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -78,7 +78,15 @@ def step_block(
         "columns": columns.places,
         "samples": [_scalars(s, places.get(s.index)) for s in samples]
         + [_other(g, p) for g in groups for p in g.others],
-        "groups": {g.group_id: {"datasource": g.datasource, "count": g.count} for g in groups},
+        "groups": {
+            g.group_id: {
+                "datasource": g.datasource,
+                "environment": g.environment,
+                "count": g.count,
+                "columns": g.columns,
+            }
+            for g in groups
+        },
     }
     return pack(header, columns.parts)
 
@@ -155,7 +163,7 @@ def _scalars(sample: RecordedSample, place: tuple[int, int] | None) -> dict[str,
         "label": sample.label,
         "stop": sample.stop_reason.value,
         "promptLength": sample.prompt_length,
-        "turns": [[t.start, t.end, t.finish_reason] for t in sample.turns],
+        "turns": [[t.start, t.end, t.finish_reason, number(t.reward)] for t in sample.turns],
         "logs": {name: number(value) for name, value in sample.extra_logs.items()},
         "images": list(sample.images),
         "start": start,

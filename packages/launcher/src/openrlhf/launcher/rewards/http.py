@@ -1,13 +1,13 @@
 """Rewards from HTTP servers: one POST per prompt group.
 
-Request:  {"query": [full text, ...], "prompts": [...], "labels": [...]}
+Request:  {"query": [full text, ...], "prompts": [...], "labels": [...], "columns": {name: [...], ...}?}
 Answer:   {"rewards": [number, ...], "scores": [...]?, "extra_logs": {name: [...]}?}, one value per query
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openrlhf.agents.rewards import RewardError, RewardResult, RewardTimeoutError, normalize_rewards
@@ -44,14 +44,17 @@ class HttpRewardSource:
         labels: Sequence[Any],
         *,
         responses: Sequence[str] | None = None,
+        columns: Mapping[str, Sequence[Any]] | None = None,
     ) -> RewardResult:
         """Rewards of one group in one request.
 
         Raises RewardError (RewardTimeoutError where the last attempt timed out) when no server gave an answer, at once
         for an answer that a repetition will not change (4xx, no JSON); ValueError for wrong counts or types.
         """
-        body = json.dumps({"query": list(queries), "prompts": list(prompts), "labels": list(labels)}).encode()
-        answer, url = await self._servers.ask(body)
+        question: dict[str, Any] = {"query": list(queries), "prompts": list(prompts), "labels": list(labels)}
+        if columns:
+            question["columns"] = {name: list(values) for name, values in columns.items()}
+        answer, url = await self._servers.ask(json.dumps(question).encode())
         return normalize_rewards(answer, len(queries), name=redact(url))
 
     async def close(self) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 from openrlhf.core.tables import ESTIMATORS
 from openrlhf.launcher.config import ActorConfig, CriticConfig, TrainPPOConfig
+from openrlhf.launcher.data.curriculum_config import CurriculumConfig
 from openrlhf.launcher.known_names import no_such
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.placement import SECTIONS, section
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, conflicting, value_at
 from openrlhf.learner.config import SCHEDULES, ModelConfig, OptimConfig
-from openrlhf.learner.constraints import balance_conflicts, ds_conflicts, optim_conflicts
+from openrlhf.learner.constraints import balance_conflicts, ds_conflicts, optim_conflicts, sequence_conflicts
 from openrlhf.learner.spec import Role
 
 P = TrainPPOConfig
@@ -60,6 +62,27 @@ def gamma_is_used(c: P, m: Machine) -> Found:
             f"only {' and '.join(name for name, row in ESTIMATORS.items() if row.discounts)} discount",
             "--algo.advantage.gamma 1",
         )
+
+
+def turns_are_credited(c: P, m: Machine) -> Found:
+    """Rewards of turns, and what the estimator can do with them."""
+    name, row = "algo.turn_rewards", c.algo.advantage.row
+    if c.algo.turn_gamma != 1 and (c.algo.turn_rewards == "off" or not row.groups):
+        problem = "turns are discounted where each has its own advantage among the samples of a prompt"
+        having = " or ".join(other for other, its in ESTIMATORS.items() if its.groups)
+        fix = f"--{name} to_go with --algo.advantage.estimator {having}, or leave it out"
+        yield broken(c, f"algo.turn_gamma {name} algo.advantage.estimator", problem, fix)
+    if c.algo.turn_rewards == "off":
+        return
+    if c.train.agent_func_path is None:
+        problem = "only agents have turns, and their rewards"
+        yield broken(c, f"{name} train.agent_func_path", problem, "--train.agent_func_path agent.py")
+    if row.teacher:
+        problem = "its advantages are the teacher's, token by token"
+        yield broken(c, f"{name} algo.advantage.estimator", problem, f"another estimator, or --{name} off")
+    elif c.algo.turn_rewards == "each" and not row.groups:
+        problem = "without a baseline over the samples of a prompt it is the same as to_go"
+        yield broken(c, f"{name} algo.advantage.estimator", problem, f"--{name} to_go")
 
 
 def loss_has_its_mean(c: P, m: Machine) -> Found:
@@ -114,6 +137,24 @@ def filtering(c: P, m: Machine) -> Found:
             "scores come from a reward function, a reward server or an agent",
             "give one of the two, or leave the filter out",
         )
+
+
+def curriculum(c: P, m: Machine) -> Found:
+    """A curriculum needs to know which samples pass, before their batch is full."""
+    name, own = "data.curriculum", CurriculumConfig()
+    if c.data.curriculum == "uniform":
+        for field in fields(CurriculumConfig):
+            if getattr(c.data, field.name) != getattr(own, field.name):
+                fix = f"add --{name} prioritised, or leave --data.{field.name} out"
+                yield broken(c, f"data.{field.name} {name}", "prompts are drawn once per episode each", fix)
+        return
+    if c.data.curriculum != "window" and c.data.curriculum_window != own.curriculum_window:
+        problem = "it bounds the estimates of a window"
+        yield broken(c, f"data.curriculum_window {name}", problem, f"--{name} window, or leave it out")
+    if c.reward.remote_url is None and c.train.agent_func_path is None:
+        problem = "scores come from a reward function, a reward server or an agent"
+        names = f"{name} reward.remote_url train.agent_func_path"
+        yield broken(c, names, problem, f"give one of the two, or --{name} uniform")
 
 
 def overlong(c: P, m: Machine) -> Found:
@@ -228,17 +269,20 @@ def learner_conflicts(
 
 def deepspeed(c: Any, m: Machine) -> Found:
     """What DeepSpeed cannot do."""
-    yield from (conflicting(c, conflict, {}) for conflict in ds_conflicts(c.ds, trained=True))
+    found = (*ds_conflicts(c.ds, trained=True), *sequence_conflicts(c.ds))
+    yield from (conflicting(c, conflict, {}) for conflict in found)
 
 
 RULES: tuple[Rule, ...] = (
     groups_need_samples,
     critic_exists,
     gamma_is_used,
+    turns_are_credited,
     loss_has_its_mean,
     own_loss_is_the_loss,
     ratio_bounds,
     filtering,
+    curriculum,
     overlong,
     kl_loss_needs_reference,
     teacher,

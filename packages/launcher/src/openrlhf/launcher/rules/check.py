@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.rules import adapters, algorithm, inputs, lora_push, pipeline, placement, supervised
+from openrlhf.launcher.rules import adapters, algorithm, inputs, lora_push, pipeline, placement, rewards, supervised
 from openrlhf.launcher.rules.ranges import ranges, within
 from openrlhf.launcher.rules.violation import Rule, Violation
 from openrlhf.launcher.rules.warnings import WARNINGS
@@ -12,6 +12,7 @@ from openrlhf.launcher.supervised_config import ServeRMConfig, SupervisedConfig
 
 RL_RULES: tuple[Rule, ...] = (
     *inputs.RULES,
+    *rewards.RULES,
     *algorithm.RULES,
     *adapters.RULES,
     adapters.compiled,
@@ -32,6 +33,7 @@ SUPERVISED_RULES: tuple[Rule, ...] = (
     pipeline.accumulation_dtype,
     pipeline.liger_needs_gpu,
     pipeline.tensor_parallel,
+    pipeline.sequence_parallel,
     pipeline.fp16_needs_gpu,
     pipeline.backend,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from openrlhf.agents.context import room_for_prompt
 from openrlhf.launcher.config import TrainPPOConfig
@@ -34,39 +33,6 @@ def required(c: P, m: Machine) -> Found:
     for name, problem in (REQUIRED if c.trains else FOR_EVALUATION).items():
         if value_at(c, name) is None:
             yield broken(c, name, problem, f"add --{name}")
-
-
-def one_reward_source(c: P, m: Machine) -> Found:
-    """Rewards come from exactly one place."""
-    names = ("reward.model_name_or_path", "reward.remote_url", "train.agent_func_path")
-    given = [name for name in names if value_at(c, name) is not None]
-    if not given and not c.rewards_optional:
-        yield broken(c, " ".join(names), "nothing gives rewards", "add one of the three")
-    elif len(given) > 1:
-        yield broken(c, " ".join(given), "there are several sources of rewards", "keep one of them")
-
-
-def one_reward_model(c: P, m: Machine) -> Found:
-    """Several reward models: nothing says how their rewards, each on a scale of its own, become one."""
-    path = c.reward.model_name_or_path or ""
-    if c.has_reward_model and "," in path and not Path(path).expanduser().is_dir():
-        yield broken(
-            c,
-            "reward.model_name_or_path",
-            "one reward model runs in the cluster: rewards of several are on different scales",
-            "give one model, or serve each (python3 -m openrlhf.cli.serve_rm) and combine their rewards in a function "
-            "(--reward.remote_url reward.py)",
-        )
-
-
-def api_key_has_server(c: P, m: Machine) -> Found:
-    """A key that nobody is sent."""
-    if c.reward.api_key is not None and not (c.reward.remote_url or "").startswith("http"):
-        yield Violation(
-            (("reward.api_key", c.reward.api_key), ("reward.remote_url", c.reward.remote_url)),
-            "the key is sent to a reward server, and none is given",
-            "--reward.remote_url http://host:5000/get_reward, or leave the key out",
-        )
 
 
 def template(c: object, m: Machine) -> Found:
@@ -165,9 +131,6 @@ def images(c: P, m: Machine) -> Found:
 
 RULES: tuple[Rule, ...] = (
     required,
-    one_reward_source,
-    one_reward_model,
-    api_key_has_server,
     template,
     one_template,
     room_for_prompts,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterator
+from typing import Literal
 
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.known_names import no_such
@@ -12,10 +13,13 @@ from openrlhf.launcher.machine import FLASH_INSTALL, Machine
 from openrlhf.launcher.placement import engines_share
 from openrlhf.launcher.redaction import redact_value
 from openrlhf.launcher.rules.violation import Rule, Violation, broken, value_at
+from openrlhf.launcher.supervised_config import TrainDPOConfig, TrainRMConfig
 from openrlhf.launcher.terms import with_flags
 from openrlhf.learner.config import ZERO_BACKEND
 from openrlhf.rollout.config import VLLM_ENGINE
 from openrlhf.rollout.vllm.arguments import RESERVED_ENGINE_ARGS, unknown_argument, wrong_type
+from openrlhf.rollout.vllm.parsers import AUTO as AUTO_PARSER
+from openrlhf.rollout.vllm.parsers import parser_names
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 DTYPES = ("fp32", "bf16", "fp16")
@@ -140,6 +144,28 @@ def tensor_parallel(c: object, m: Machine) -> Found:
         yield broken(c, f"{name} ds.param_dtype", "tensor parallelism runs in bf16", "--ds.param_dtype bf16")
 
 
+def sequence_parallel(c: object, m: Machine) -> Found:
+    """What is of whole rows, where rows are cut over ranks."""
+    size = "ds.ring_attn_size"
+    if value_at(c, size) == 1:
+        return
+    if value_at(c, "ds.attn_implementation") in ("eager", "flex_attention"):
+        problem = "rows are cut over ranks under sdpa and flash attention"
+        yield broken(c, f"{size} ds.attn_implementation", problem, "leave --ds.attn_implementation out")
+    if value_at(c, "train.share_prompt") == "on":
+        problem = "prompts are shared in whole rows"
+        yield broken(c, f"{size} train.share_prompt", problem, "--train.share_prompt auto, which then shares none")
+    distill = "algo.distill.divergence" if isinstance(c, TrainPPOConfig) else "distill.divergence"
+    if not isinstance(c, TrainRMConfig | TrainDPOConfig) and value_at(c, distill) is not None:
+        problem = "what a teacher tells is of whole rows"
+        yield broken(c, f"{size} {distill}", problem, f"--{size} 1")
+    if isinstance(c, TrainPPOConfig):
+        kept = {"top_p": c.rollout.top_p < 1, "top_k": c.rollout.top_k > 0, "min_p": c.rollout.min_p > 0}
+        for name in (f"rollout.{name}" for name, given in kept.items() if given):
+            problem = "the tokens that sampling keeps are found in whole rows"
+            yield broken(c, f"{size} {name}", problem, f"leave --{name} out")
+
+
 def fp16_needs_gpu(c: object, m: Machine) -> Found:
     """Half precision on a CPU."""
     if value_at(c, "ds.param_dtype") == "fp16" and not m.gpus:
@@ -173,6 +199,20 @@ def engine_class(c: P, m: Machine) -> Found:
         yield broken(c, "vllm.engine_class", "no such class", f"module:Class, as in {VLLM_ENGINE}")
 
 
+def answer_parsers(c: P, m: Machine) -> Found:
+    """Parsers of answers are vLLM's."""
+    kinds: dict[str, Literal["tool_parsers", "reasoning"]] = {
+        "agent.tool_parser": "tool_parsers",
+        "agent.reasoning_parser": "reasoning",
+    }
+    for name, kind in kinds.items():
+        given, known = value_at(c, name), parser_names(kind)
+        if given and c.vllm.engine_class != VLLM_ENGINE:
+            yield broken(c, f"{name} vllm.engine_class", "the parsers are vLLM's", f"leave out --{name}")
+        elif given and known and given not in {AUTO_PARSER, *known}:
+            yield broken(c, name, "vLLM has no such parser", f"auto, or one of {', '.join(sorted(known))}")
+
+
 def backend(c: object, m: Machine) -> Found:
     """The learner's backend can be imported."""
     if not _importable(value_at(c, "ds.backend")):
@@ -200,8 +240,10 @@ RULES: tuple[Rule, ...] = (
     accumulation_dtype,
     liger_needs_gpu,
     tensor_parallel,
+    sequence_parallel,
     fp16_needs_gpu,
     engine_arguments,
     engine_class,
+    answer_parsers,
     backend,
 )

@@ -9,6 +9,7 @@ from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.machine import Machine
 from openrlhf.launcher.placement import (
     ENGINE,
+    NAMES,
     SECTIONS,
     data_parallel_ranks,
     devices,
@@ -28,7 +29,7 @@ def same_shape(c: P, m: Machine) -> Found:
     """Roles on the same GPUs have the same nodes and GPUs per node."""
     switch = "train.colocate_all"
     for group in groups(c):
-        first, *others = [SECTIONS[member] for member in group.members if member != ENGINE] or [""]
+        first, *others = [SECTIONS[member] for member in group.members if member not in NAMES] or [""]
         if not c.train.colocate_all:
             switch = "train.colocate_actor_ref" if first == "actor" else "train.colocate_critic_reward"
         for other in others:
@@ -76,6 +77,9 @@ def fits_machine(c: P, m: Machine) -> Found:
     if width > m.gpus:
         problem = f"an engine lies on one node, and a node has {m.gpus} GPUs"
         yield broken(c, "vllm.tensor_parallel_size", problem, f"--vllm.tensor_parallel_size {m.gpus} or less")
+    if (width := c.judge.tensor_parallel_size) > m.gpus and c.judge.engines:
+        problem = f"an engine lies on one node, and a node has {m.gpus} GPUs"
+        yield broken(c, "judge.tensor_parallel_size", problem, f"--judge.tensor_parallel_size {m.gpus} or less")
     taken = groups(c)
     total = sum(group.devices for group in taken)
     if m.total_gpus is not None and total > m.total_gpus:
@@ -88,16 +92,16 @@ def fits_machine(c: P, m: Machine) -> Found:
         )
 
 
-def tensor_parallel_divides(c: P, m: Machine) -> Found:
-    """Whole groups of tensor-parallel ranks."""
-    size = c.ds.tensor_parallel_size
-    for role in roles(c):
-        ranks, flags = section(c, role).world_size, SECTIONS[role]
-        if ranks % size:
-            near = " or ".join(str(n) for n in _nearest(ranks, size))
-            problem = f"{ranks} ranks cannot be cut into groups of {size}"
-            names = f"{flags}.num_nodes {flags}.num_gpus_per_node ds.tensor_parallel_size"
-            yield broken(c, names, problem, f"--ds.tensor_parallel_size {near}")
+def groups_divide(c: P, m: Machine) -> Found:
+    """Whole groups of tensor-parallel ranks, and of those that have the tokens of a row."""
+    for name in ("ds.tensor_parallel_size", "ds.ring_attn_size"):
+        size = value_at(c, name)
+        for role in roles(c):
+            ranks, flags = section(c, role).world_size, SECTIONS[role]
+            if ranks % size:
+                near = " or ".join(str(n) for n in _nearest(ranks, size))
+                problem = f"{ranks} ranks cannot be cut into groups of {size}"
+                yield broken(c, f"{flags}.num_nodes {flags}.num_gpus_per_node {name}", problem, f"--{name} {near}")
 
 
 def zpg_divides(c: P, m: Machine) -> Found:
@@ -142,7 +146,7 @@ RULES: tuple[Rule, ...] = (
     engines_cover_actor,
     pairs_exist,
     fits_machine,
-    tensor_parallel_divides,
+    groups_divide,
     zpg_divides,
     enough_samples,
 )

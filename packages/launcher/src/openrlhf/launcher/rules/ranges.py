@@ -27,6 +27,8 @@ AT_LEAST: Mapping[str, float] = {
         rollout.n_samples_per_prompt rollout.vllm_generate_batch_size rollout.micro_batch_size
         rollout.max_tokens_per_gpu rollout.max_new_tokens train.max_epochs train.micro_batch_size train.batch_size
         train.max_tokens_per_gpu train.num_episodes train.max_steps train.async_queue_size train.max_skipped_steps
+        judge.attempts judge.max_concurrency judge.max_len judge.max_new_tokens judge.num_engines
+        judge.tensor_parallel_size
         data.max_len data.max_samples eval.n_samples_per_prompt logger.logging_steps vllm.num_engines
         vllm.tensor_parallel_size vllm.sync_bucket_mb ds.tensor_parallel_size ds.ring_attn_size
         ds.ring_attn_head_stride ds.zpg algo.kl.horizon batch_size ckpt.max_num
@@ -41,9 +43,11 @@ AT_LEAST: Mapping[str, float] = {
         reward.overlong_penalty_factor train.max_staleness data.max_images_per_prompt data.dataloader_num_workers
         train.seed ds.lora.rank model.nll_loss_coef eval.temperature actor.lr_warmup_ratio critic.lr_warmup_ratio
         lr_warmup_ratio actor.min_lr_ratio critic.min_lr_ratio min_lr_ratio algo.advantage.gamma
-        algo.advantage.lambd rollout.min_p train.ema_beta rollout.max_failed_fraction ds.zero_stage
+        algo.advantage.lambd algo.turn_gamma rollout.min_p train.ema_beta rollout.max_failed_fraction ds.zero_stage
+        data.curriculum_window
         model.label_smoothing port actor.muon.momentum critic.muon.momentum muon.momentum
         algo.distill.coef algo.distill.top_k distill.coef distill.top_k distill.nll_coef ref.sync_steps
+        judge.temperature data.cache_gib
         """,
     ),
     **_table(-1, "critic.freezing_steps rollout.top_k"),
@@ -57,7 +61,8 @@ MORE_THAN: Mapping[str, float] = {
         actor.eps_clip critic.value_clip actor.adam.eps critic.adam.eps adam.eps rollout.temperature
         actor.cispo_max_ratio actor.dppo_tv_delta actor.dppo_kl_delta actor.drpo_delta actor.sapo_tau actor.vespo_k
         actor.vespo_lambda actor.clip_cov_share vllm.sync_tolerance algo.kl.target ckpt.max_mem model.beta rollout.top_p
-        vllm.gpu_memory_utilization algo.distill.jsd_beta distill.jsd_beta ref.sync_alpha
+        vllm.gpu_memory_utilization algo.distill.jsd_beta distill.jsd_beta ref.sync_alpha data.curriculum_uniform
+        data.curriculum_half_life judge.timeout
         """,
     ),
 }
@@ -67,9 +72,9 @@ AT_MOST: Mapping[str, float] = {
         1,
         """
         actor.lr_warmup_ratio critic.lr_warmup_ratio lr_warmup_ratio actor.min_lr_ratio critic.min_lr_ratio
-        min_lr_ratio algo.advantage.gamma algo.advantage.lambd rollout.top_p rollout.min_p train.ema_beta
-        actor.eps_clip actor.clip_cov_share rollout.max_failed_fraction vllm.gpu_memory_utilization
-        reward.stop_properly_penalty_coef
+        min_lr_ratio algo.advantage.gamma algo.advantage.lambd algo.turn_gamma rollout.top_p rollout.min_p
+        train.ema_beta actor.eps_clip actor.clip_cov_share rollout.max_failed_fraction vllm.gpu_memory_utilization
+        reward.stop_properly_penalty_coef data.curriculum_window data.curriculum_uniform
         """,
     ),
     **_table(3, "ds.zero_stage"),
@@ -109,7 +114,7 @@ MAY_BE_EMPTY = frozenset({"ref.model_name_or_path", "ckpt.best_metric_key"})
 
 BETAS = ("actor.adam.betas", "critic.adam.betas", "adam.betas")
 
-RISING = ("algo.dynamic_filtering_range", "reward.clip_range", "actor.clip_cov_range")
+RISING = ("algo.dynamic_filtering_range", "reward.clip_range", "actor.clip_cov_range", "data.curriculum_window")
 """Two values, low < high."""
 
 

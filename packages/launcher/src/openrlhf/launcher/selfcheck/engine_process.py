@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from openrlhf.launcher.ray.stopped import children_of
 from openrlhf.launcher.selfcheck.outcome import CheckError
 from openrlhf.rollout.engine import InferenceEngine, engine_class
 from openrlhf.rollout.engine_spec import EngineSpec
@@ -104,6 +105,7 @@ class EngineProcess:
 
     def kill_core(self) -> None:
         """End the engine's core, which holds the model, as the kernel does when memory is short."""
+        assert self._process.pid is not None
         for pid in _children(self._process.pid):
             os.kill(pid, signal.SIGKILL)
 
@@ -113,10 +115,9 @@ class EngineProcess:
         self._pipe.send(request)
 
 
-def _children(pid: int | None) -> list[int]:
+def _children(pid: int) -> list[int]:
     """Child processes but those in which multiprocessing itself keeps its books."""
-    found = " ".join(file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children"))
-    return [int(p) for p in found.split() if b"resource_tracker" not in Path(f"/proc/{p}/cmdline").read_bytes()]
+    return [p for p in children_of(pid) if b"resource_tracker" not in Path(f"/proc/{p}/cmdline").read_bytes()]
 
 
 def _serve(pipe: Connection, environ: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Rows about two learner ranks: data-parallel, and one model cut over both."""
+"""Rows about two learner ranks: data-parallel, one model cut over both, and rows of tokens cut over both."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,15 +22,21 @@ RANKS_TIMEOUT = 400.0
 
 def ranks(folder: Path) -> Outcome:
     """Two ranks with half of the batch each, against one with all of it."""
-    return _against_one(folder, "two ranks", tensor_parallel=1)
+    return _against_one(folder, "two ranks")
 
 
 def tensor_parallel(folder: Path) -> Outcome:
     """Two ranks with half of every matrix each, against one with whole ones."""
-    return _against_one(folder, "--ds.tensor_parallel_size 2", tensor_parallel=2)
+    return _against_one(folder, "--ds.tensor_parallel_size 2", tensor_parallel_size=RANKS)
 
 
-def _against_one(folder: Path, what: str, *, tensor_parallel: int) -> Outcome:
+def sequence_parallel(folder: Path) -> Outcome:
+    """Two ranks with half of every packed row each, against one with whole rows."""
+    return _against_one(folder, "--ds.ring_attn_size 2", ring_attn_size=RANKS, packing_samples=True)
+
+
+def _against_one(folder: Path, what: str, **together: Any) -> Outcome:
+    """together: settings with which both ranks work on all samples; without, each has half of them."""
     model = make_model(folder / "model")
     expected = take_steps(make_learner(model, settings()), small_batch())
     leave_distributed()
@@ -39,7 +46,7 @@ def _against_one(folder: Path, what: str, *, tensor_parallel: int) -> Outcome:
     context = multiprocessing.get_context("spawn")
     result = folder / "losses.json"
     processes = [
-        context.Process(target=_rank, args=(rank, port, model, tensor_parallel, str(result))) for rank in range(RANKS)
+        context.Process(target=_rank, args=(rank, port, model, together, str(result))) for rank in range(RANKS)
     ]
     for process in processes:
         process.start()
@@ -55,14 +62,14 @@ def _against_one(folder: Path, what: str, *, tensor_parallel: int) -> Outcome:
     return Outcome(detail=f"losses differ by {worst:.1e} at most", numbers={"relative_difference": worst})
 
 
-def _rank(rank: int, port: int, model: str, tensor_parallel: int, result: str) -> None:
+def _rank(rank: int, port: int, model: str, together: dict[str, Any], result: str) -> None:
     number, size = str(rank), str(RANKS)
     os.environ.update(RANK=number, LOCAL_RANK=number, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, LOCAL_SIZE=size)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     batch = small_batch()
-    if tensor_parallel == 1:
+    if not together:
         batch = batch.select(torch.arange(rank, batch.size, RANKS))
-    losses = take_steps(make_learner(model, settings(tensor_parallel_size=tensor_parallel)), batch)
+    losses = take_steps(make_learner(model, settings(**together)), batch)
     if rank == 0:
         Path(result).write_text(json.dumps(losses))
     leave_distributed()

@@ -200,6 +200,14 @@ ROWS: tuple[Row, ...] = (
         needs=("gpus=2",),
         bound_s=50.0,
     ),
+    Row(
+        name="sequence-parallel",
+        shows="packed rows cut over two GPUs (--ds.ring_attn_size 2) give the same steps as whole ones on one",
+        function=f"{HERE}.ranks:sequence_parallel",
+        fix="train with --ds.ring_attn_size 1",
+        needs=("gpus=2",),
+        bound_s=40.0,
+    ),
 )
 
 

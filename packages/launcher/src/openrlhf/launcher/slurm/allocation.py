@@ -10,7 +10,10 @@ from openrlhf.launcher.slurm.names import count_gpus, expand_nodes, tasks_per_no
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """One node's view of a job. index: this node's place in `nodes`; the head is the first. restarts: earlier lives."""
+    """One node's view of a job. index: this node's place in `nodes`; the head is the first. restarts: earlier lives.
+
+    group: which part of a heterogeneous job this node is in; the head is in part 0, as all nodes of other jobs are.
+    """
 
     job_id: int
     nodes: tuple[str, ...]
@@ -18,6 +21,7 @@ class Allocation:
     cpus: int
     gpus: int
     restarts: int = 0
+    group: int = 0
 
     @property
     def head(self) -> str:
@@ -36,12 +40,10 @@ def read_allocation(environ: Mapping[str, str], *, detected_gpus: int = 0) -> Al
     """The allocation of a process that `srun` started once per node.
 
     The place in the list comes from SLURM_NODEID, not from addresses: those of several interfaces mislead. Raises
-    ValueError outside of a job, for several tasks per node, and for heterogeneous jobs.
+    ValueError outside of a job, for several tasks per node, and for a node that is in two parts of a heterogeneous job.
     """
     if "SLURM_JOB_ID" not in environ:
         raise ValueError("not inside a Slurm job (SLURM_JOB_ID is not set): use `openrlhf-launch slurm -- ...`")
-    if "SLURM_HET_SIZE" in environ:
-        raise ValueError("heterogeneous jobs are not supported: ask for one kind of node (no `#SBATCH hetjob`)")
     listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     nodes = expand_nodes(listed)
     tasks = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE") or "1")
@@ -59,4 +61,13 @@ def read_allocation(environ: Mapping[str, str], *, detected_gpus: int = 0) -> Al
         cpus=int(cpus),
         gpus=count_gpus(granted) if granted else detected_gpus,
         restarts=int(environ.get("SLURM_RESTART_COUNT", "0")),
+        group=_group_of(nodes[index], environ),
     )
+
+
+def _group_of(node: str, environ: Mapping[str, str]) -> int:
+    parts = [environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{i}", "") for i in range(int(environ.get("SLURM_HET_SIZE", 0)))]
+    found = [i for i, part in enumerate(parts) if part and node in expand_nodes(part)]
+    if len(found) > 1:
+        raise ValueError(f"{node!r} is in the parts {found} of this heterogeneous job: give --exclusive")
+    return found[0] if found else 0

@@ -18,7 +18,7 @@ from openrlhf.launcher.slurm.names import expand_nodes
 from openrlhf.launcher.slurm.node import TOKEN
 from openrlhf.launcher.slurm.requeue import REQUEUE_EXIT
 from openrlhf.launcher.slurm.sbatch_arguments import OptionError
-from openrlhf.launcher.slurm.script import srun_arguments
+from openrlhf.launcher.slurm.script import container_words, srun_arguments
 
 REQUEUE_SECONDS = 120
 """Slurm ends this process within that time once the job is requeued."""
@@ -52,6 +52,8 @@ def step_command(options: argparse.Namespace, node: Sequence[str], environ: Mapp
     """`srun` with the command `node` once per node of the job."""
     if "SLURM_JOB_ID" not in environ:
         raise OptionError("--in-allocation: this is no Slurm job; leave the option out to submit one")
+    if "SLURM_HET_SIZE" in environ or options.het:
+        raise OptionError("--in-allocation: this is for jobs of one kind of node; submit others with --het")
     if shutil.which("srun") is None:
         raise OptionError("--in-allocation: there is no 'srun' here; call this outside of the container")
     here = argparse.Namespace(**vars(options))
@@ -59,4 +61,4 @@ def step_command(options: argparse.Namespace, node: Sequence[str], environ: Mapp
     cpus = environ.get("SLURM_CPUS_PER_TASK")
     here.cpus_per_task = options.cpus_per_task or (int(cpus) if cpus else None)
     words = ["srun", "--overlap", "--ntasks-per-node=1", *srun_arguments(here)]
-    return [*words, *node]
+    return [*words, *container_words(options), *node]

@@ -11,7 +11,8 @@ from submitit.helpers import DelayedSubmission
 
 from openrlhf.launcher.slurm.node import make_runner
 from openrlhf.launcher.slurm.requeue import REQUEUE_EXIT
-from openrlhf.launcher.slurm.runner import NodeRunner, NodeSpec
+from openrlhf.launcher.slurm.runner import NodeRunner
+from openrlhf.launcher.slurm.spec import NodeSpec
 
 
 @dataclass

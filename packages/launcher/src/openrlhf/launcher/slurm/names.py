@@ -83,9 +83,14 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def count_gpus(text: str) -> int:
-    """`4`, `h100:4`, `gpu:4`, `gpu:h100:4(S:0-1)` or several of them, joined by commas: the number of GPUs."""
-    total = 0
-    for item in re.sub(r"\([^)]*\)", "", text).split(","):
+    """`4`, `h100:4`, `gpu:4`, `gpu:h100:4(S:0-1)` or several of them, joined by commas: the number of GPUs.
+
+    Beside one that says `gpu` all others are of another kind: `gpu:4,lscratch:100` are four.
+    """
+    total, items = 0, re.sub(r"\([^)]*\)", "", text).split(",")
+    if any(item.strip().split(":")[0] == "gpu" for item in items):
+        items = [item for item in items if item.strip().split(":")[0] == "gpu"]
+    for item in items:
         words = item.strip().split(":")
         kinds, count = (words[:-1], words[-1]) if words[-1].isdigit() else (words, "1")
         if kinds and kinds[0] != "gpu" and (len(kinds) > 1 or not words[-1].isdigit()):
@@ -111,4 +116,6 @@ def minutes(text: str) -> int:
         seconds = first * 3600 + second * 60 + third
     else:
         seconds = first * 60 + second
-    return max(1, -(-seconds // 60))
+    if not seconds:
+        raise ValueError(f"{text!r} is no limit at all to Slurm, and a run is warned before its limit: give one")
+    return -(-seconds // 60)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
 from openrlhf.launcher.machine import detect_machine
 from openrlhf.launcher.slurm.allocation import read_allocation
-from openrlhf.launcher.slurm.runner import START_EXIT, NodeRunner, NodeSpec
+from openrlhf.launcher.slurm.runner import START_EXIT, NodeRunner
+from openrlhf.launcher.slurm.spec import NodeSpec, from_json
 
 TOKEN = "OPENRLHF_JOB_TOKEN"
 """The job's secret. Made by the batch script for each life; never on a command line."""
-
-
-def from_json(text: str) -> NodeSpec:
-    """The spec of `NodeSpec.node_command`."""
-    values = json.loads(text)
-    return NodeSpec(**values | {name: tuple(values[name]) for name in ("command", "resume")})
 
 
 def make_runner(spec: NodeSpec) -> NodeRunner:

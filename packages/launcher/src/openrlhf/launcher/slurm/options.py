@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from openrlhf.agents.files import decode_text
@@ -21,7 +23,8 @@ from openrlhf.launcher.slurm.sbatch_arguments import (
 
 SITE_VARIABLE = "OPENRLHF_SLURM_CONFIG"
 SITE_FILE = "~/.config/openrlhf/slurm.toml"
-RUNTIMES = ("pyxis", "apptainer", "none")
+RUNTIMES = ("pyxis", "apptainer", "singularity", "none")
+GPU_FORM = "gpus-per-node={}"
 
 # Options that go to sbatch as they are: name -> help.
 PASSED_ON = {
@@ -43,6 +46,7 @@ PASSED_ON = {
     "mem-per-cpu": "memory per CPU, instead of --mem",
 }
 REPEATED = {
+    "module": "an environment module to load, as cuda/13.0, before the lines of --setup",
     "setup": "a shell line run before the launcher, as 'module load cuda'",
     "env": "a variable of the run, as NAME=VALUE; a secret one is handed on unseen",
     "sbatch-arg": "a further option of sbatch, as --sbatch-arg=--licenses=a:1 or --sbatch-arg='-L a:1'",
@@ -61,13 +65,25 @@ def add_slurm_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--exclusive", action="store_true", help="share the nodes with no other job")
     parser.add_argument("--signal-delay", type=int, default=300, metavar="S", help="warn so long before the end")
     parser.add_argument("--max-restarts", type=int, default=3, help="requeues of one job; 0 turns them off")
-    parser.add_argument("--container-image", help="image to run in")
-    parser.add_argument("--container-runtime", choices=RUNTIMES, help="default: pyxis where an image is given")
+    parser.add_argument("--container", "--container-image", dest="container", metavar="IMAGE", help="image to run in")
+    parser.add_argument(
+        "--container-runtime",
+        choices=RUNTIMES,
+        help="default: apptainer for an image that ends in .sif, else pyxis, which has its images by enroot",
+    )
+    parser.add_argument("--interface", default="", help="network interface that nodes reach each other by, as ib0")
+    parser.add_argument(
+        "--gpu-form",
+        default=GPU_FORM,
+        metavar="OPTION={}",
+        help="how sbatch is asked for the GPUs of --gpus-per-node here, as gres=gpu:h100:{}",
+    )
     parser.add_argument("--python", help="interpreter on the nodes (default: this one; in a container: python3)")
     parser.add_argument("--log-dir", default="slurm_logs", help="folder of the jobs' logs, on a shared disk")
     parser.add_argument("--temp-dir", default="", help="parent of Ray's folder on each node, 40 characters at most")
     parser.add_argument("--port-base", type=int, default=BASE, help="lowest port that jobs use")
     parser.add_argument("--start-timeout", type=float, default=600.0, metavar="S", help="for all nodes to be there")
+    parser.set_defaults(het=[])
     for name, text in PASSED_ON.items():
         parser.add_argument(f"--{name}", help=text)
     for name, text in REPEATED.items():
@@ -81,7 +97,7 @@ def read_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpar
     defaults = site_defaults(parser, given.site)
     parser.set_defaults(**{name: value for name, value in defaults.items() if name not in replaced})
     options = parser.parse_args(argv)
-    check(options)
+    check(options, defaults)
     return options
 
 
@@ -102,19 +118,47 @@ def site_defaults(parser: argparse.ArgumentParser, given: str | None) -> dict[st
         values = tomllib.loads(decode_text(path.read_bytes()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{str(path)!r} is no TOML file: {error}") from None
-    actions = {action.dest: action for action in parser._actions}
-    for name, value in values.items():
-        if name not in actions or name in ("site", "help"):
-            raise OptionError(f"{str(path)!r} has no option {name!r} to set; it may set {', '.join(sorted(actions))}")
-        default = actions[name].default
-        wanted = list if isinstance(default, list) else bool if isinstance(default, bool) else actions[name].type or str
-        if not isinstance(value, (int, float) if wanted is float else wanted):  # type: ignore[arg-type]
-            raise OptionError(f"{str(path)!r}: {name} = {value!r} must be of type {wanted.__name__}")  # type: ignore[union-attr]
-    return values
+    actions = {action.dest: action for action in parser._actions if action.dest not in ("site", "help")}
+    return {_known(key, actions, path): _typed(key, value, actions, path) for key, value in values.items()}
 
 
-def check(options: argparse.Namespace) -> None:
-    """Raises OptionError for values that Slurm would misread or accept silently."""
+def _known(key: str, actions: Mapping[str, argparse.Action], path: Path) -> str:
+    """The option's name with `_`. Raises OptionError with the nearest one."""
+    name = key.replace("-", "_")
+    if name not in actions:
+        near = get_close_matches(name, actions, n=1)
+        hint = f"did you mean {near[0].replace('_', '-')!r}?" if near else f"it may set {', '.join(sorted(actions))}"
+        raise OptionError(f"{str(path)!r} has no option {key!r} to set; {hint}")
+    return name
+
+
+def _typed(key: str, value: object, actions: Mapping[str, argparse.Action], path: Path) -> object:
+    """The value. Raises OptionError where it is of another type than the option's, or none of its choices."""
+    action = actions[key.replace("-", "_")]
+    default = action.default
+    wanted = list if isinstance(default, list) else bool if isinstance(default, bool) else action.type or str
+    fits = type(value) in ((int, float) if wanted is float else (wanted,))
+    if not fits:
+        raise OptionError(f"{str(path)!r}: {key} = {value!r} must be of type {getattr(wanted, '__name__', wanted)}")
+    if isinstance(value, list) and not all(isinstance(item, str) for item in value):
+        raise OptionError(f"{str(path)!r}: {key} = {value!r} must be a list of texts")
+    if action.choices is not None and value not in action.choices:
+        raise OptionError(f"{str(path)!r}: {key} = {value!r} must be one of {', '.join(action.choices)}")
+    return value
+
+
+def runtime(options: argparse.Namespace) -> str:
+    """Which container runtime the run uses; `none` without an image."""
+    if not options.container:
+        return "none"
+    return options.container_runtime or ("apptainer" if options.container.endswith(".sif") else "pyxis")
+
+
+def check(options: argparse.Namespace, defaults: Collection[str] = ()) -> None:
+    """Raises OptionError for values that Slurm would misread or accept silently.
+
+    defaults: what a site's file sets; a mount there is for those jobs that run in a container.
+    """
     for name, value in vars(options).items():
         for text in value if isinstance(value, list) else [value]:
             option = f"--{name.replace('_', '-')}"
@@ -135,6 +179,10 @@ def check(options: argparse.Namespace) -> None:
         name, equals, _ = item.partition("=")
         if not equals or not name.isidentifier():  # the value may be secret
             raise OptionError(f"--env {' '.join(name.split()[:1])}...: this is no NAME=VALUE")
-    if options.container_mount and not options.container_image:
-        raise OptionError("--container-mount needs --container-image")
+    if options.container_mount and not options.container and "container_mount" not in defaults:
+        raise OptionError("--container-mount needs --container IMAGE")
+    if not re.fullmatch(r"(gpus-per-node|gpus-per-task|gres)=[^{}]*\{\}", options.gpu_form):
+        raise OptionError(f"--gpu-form {options.gpu_form!r}: write gpus-per-node={{}} or gres=gpu:TYPE:{{}}")
+    if options.interface and not re.fullmatch(r"[\w.:@-]{1,15}", options.interface):
+        raise OptionError(f"--interface {options.interface!r} is no name of a network interface, such as ib0 or eth0")
     check_arguments(options, PASSED_ON)

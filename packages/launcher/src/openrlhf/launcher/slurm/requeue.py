@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +15,8 @@ REQUEUE_EXIT = 85
 """Exit status of the step: the batch script requeues the job. The same number as the trainer's "saved" status."""
 REFUSED_EXIT = 86
 """The run was warned or lost a node, and may not be requeued."""
+VERDICT = "OPENRLHF_REQUEUE_FILE"
+"""A file that the batch script looks for: it is there where the head wants the job to be requeued."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,12 @@ def was_preempted(job_id: int) -> bool:
 
 
 def requeue(job_id: int) -> None:
-    """Put the job back into the queue now; Slurm then ends its processes. Does nothing where `scontrol` is missing."""
+    """Put the job back into the queue now; Slurm then ends its processes.
+
+    Where `scontrol` is missing, as in a container, the batch script does it after the step.
+    """
+    if verdict := os.environ.get(VERDICT):
+        Path(verdict).touch()
     if shutil.which("scontrol") is not None:
         subprocess.run(["scontrol", "requeue", str(job_id)], timeout=60, check=False)
 

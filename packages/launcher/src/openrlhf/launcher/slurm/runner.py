@@ -1,29 +1,28 @@
-"""The process on each node of a run. On the head: Ray's head, then the trainer; on the others: a Ray worker.
+"""The process on each node of a job: on the first it gathers the others and decides when and how the run ends.
 
-The trainer's exit status is the run's. Whatever happens, Ray, the trainer and all of their children end with it.
+What runs on the nodes is a part (`parts.py`): Ray with the trainer, or ranks. The command's exit status is the run's.
+Whatever happens, its processes and all of their children end with it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from openrlhf.launcher.ray import node as ray_node
 from openrlhf.launcher.ray.leftovers import NODE_VARIABLE, sweep
-from openrlhf.launcher.secret_flags import VARIABLE as SECRET_FLAGS
-from openrlhf.launcher.slurm.addresses import join_port, own_address, resolve
+from openrlhf.launcher.ray.node import run_environment
+from openrlhf.launcher.slurm.addresses import join_port, known_to_slurm, own_address, resolve
 from openrlhf.launcher.slurm.allocation import Allocation
 from openrlhf.launcher.slurm.control import Head, Line, find_head
 from openrlhf.launcher.slurm.folders import TempDir, choose_temp_dir
-from openrlhf.launcher.slurm.ports import BASE, HeldBlock, candidates, hold_block
+from openrlhf.launcher.slurm.parts import Part, Place, make_part, ranks_of
+from openrlhf.launcher.slurm.ports import PortBlock, candidates, hold_block
 from openrlhf.launcher.slurm.requeue import (
     REFUSED_EXIT,
     REQUEUE_EXIT,
@@ -34,11 +33,13 @@ from openrlhf.launcher.slurm.requeue import (
     requeue,
     was_preempted,
 )
+from openrlhf.launcher.slurm.spec import NodeSpec
 
 START_EXIT = 90
-"""The cluster did not come up."""
+"""The nodes did not come together."""
 LOST_EXIT = 91
-"""A node or its Ray ended during the run."""
+"""A node, or its Ray, ended during the run."""
+INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 POLL = 0.2
 WARN_AGAIN = 10.0
 """Seconds between two warnings of a trainer that may not have been listening yet."""
@@ -46,30 +47,6 @@ PROBE_SECONDS = 5.0
 """For the other nodes to answer when the trainer has failed: a lost node may be why."""
 END_SECONDS = 2.0
 """For an orderly end of the trainer after TERM; Slurm's KillWait may leave us five seconds in all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeSpec:
-    """What to run. command: the trainer, an argument vector. resume: arguments added in every life but the first.
-
-    checkpoints: where the trainer saves, to see progress; empty: unknown. start_seconds: for all nodes to be there.
-    """
-
-    command: tuple[str, ...]
-    resume: tuple[str, ...] = ()
-    checkpoints: str = ""
-    max_restarts: int = 3
-    port_base: int = BASE
-    temp_dir: str = ""
-    start_seconds: float = 600.0
-
-    def argv(self, restarts: int) -> list[str]:
-        """The command of a life. The newest checkpoint is found by the trainer, so nothing here grows stale."""
-        return [*self.command, *(self.resume if restarts else ())]
-
-    def node_command(self) -> list[str]:
-        """The node runner with this spec as a command."""
-        return [self.command[0], "-m", "openrlhf.launcher.slurm.node", json.dumps(asdict(self))]
 
 
 @dataclass
@@ -117,16 +94,15 @@ class NodeRunner:
         """Take part until the end of the run. Returns this node's exit status."""
         here = self.allocation
         self.mark = f"{here.job_id}.{here.restarts}.{here.index}"
-        self.node_environ = ray_node.run_environment(self.environ, token=self.token, mark=self.mark)
         folder = block = None
         try:
-            path, note = choose_temp_dir(here.job_id, self.environ, self.spec.temp_dir)
-            if note:
-                self.say(note)
-            folder = TempDir(path)
+            if self.spec.part == "ray":
+                path, note = choose_temp_dir(here.job_id, self.environ, self.spec.temp_dir)
+                if note:
+                    self.say(note)
+                folder = TempDir(path)
             block = hold_block(candidates(here.job_id, self.spec.port_base))
-            self.say(f"node {here.index} of {len(here.nodes)}, ports from {block.block.first}, Ray in {path}")
-            return HeadRun(self, block, path).run() if here.is_head else WorkerRun(self, block).run()
+            return self._take_part(block.block, folder)
         except EndedError as end:
             self.say(str(end))
             return end.code
@@ -139,6 +115,21 @@ class NodeRunner:
                 folder.close()
             if block is not None:
                 block.close()
+
+    def _take_part(self, block: PortBlock, folder: TempDir | None) -> int:
+        here = self.allocation
+        where = "" if folder is None else f", Ray in {folder.path}"
+        self.say(f"node {here.index} of {len(here.nodes)}, ports from {block.first}{where}")
+        interface = self.spec.interface
+        ip = own_address(here.host, nodes=len(here.nodes), interface=interface)
+        environ = run_environment(self.environ, token=self.token, mark=self.mark)
+        if interface:
+            environ = dict.fromkeys(INTERFACE_VARIABLES, interface) | environ  # what the user has set wins
+        temp_dir = None if folder is None else folder.path
+        part = make_part(self.spec, Place(here=here, block=block, ip=ip, environ=environ, temp_dir=temp_dir))
+        if here.is_head:
+            return HeadRun(self, part, block.control, join_port(ip, block.first)).run()
+        return WorkerRun(self, part).run()
 
     def say(self, text: str) -> None:
         """A line in the node's log."""
@@ -153,49 +144,40 @@ class NodeRunner:
 
 
 class HeadRun:
-    """The head's part: Ray's head, the other nodes, the trainer."""
+    """The head's part: it gathers the other nodes, and decides when and how the run ends."""
 
-    def __init__(self, runner: NodeRunner, block: HeldBlock, temp_dir: Path) -> None:
+    def __init__(self, runner: NodeRunner, part: Part, control: int, address: str) -> None:
         self.runner, self.spec, self.here = runner, runner.spec, runner.allocation
-        self.block, self.temp_dir = block.block, temp_dir
-        self.ip = own_address(self.here.host, nodes=len(self.here.nodes))
-        self.address = join_port(self.ip, self.block.first)
+        self.part, self.control, self.address = part, control, address
         self.checkpoints = Path(self.spec.checkpoints) if self.spec.checkpoints else None
         self.first_step = newest_step(self.checkpoints)
-        self.trainer: subprocess.Popen[bytes] | None = None
+        self.started = False
 
     def run(self) -> int:
-        """From Ray's start to the trainer's exit status."""
-        self.head = Head(self.block.control, self.runner.token, self.here.nodes)
-        self.ray = ray_node.RayNode(self._arguments(), self.runner.node_environ)
+        """From the first node to the command's exit status."""
+        self.head = Head(self.control, self.runner.token, self.here.nodes, ranks_of(self.spec, self.here))
+        self.part.begin(self.address)
         try:
             self._wait_for_nodes()
-            return self._train()
+            return self._run_command()
         finally:
-            if self.trainer is not None:
-                ray_node.end_child(self.trainer, END_SECONDS)
+            self.part.end(END_SECONDS)
             self.head.end()
-            self.ray.stop()
-
-    def _arguments(self) -> list[str]:
-        common = ray_node.node_arguments(cpus=self.here.cpus, gpus=self.here.gpus)
-        own = ["--head", f"--node-ip-address={self.ip}", f"--temp-dir={self.temp_dir}", "--include-dashboard=false"]
-        return [*own, *self.block.head_arguments(), *common, *self.block.node_arguments()]
+            self.part.stop()
 
     def _poll(self) -> None:
         self.head.poll(POLL, lambda: {"address": self.address})
         self.runner.check_end()
         self._check_nodes()
-        code = self.ray.poll()
-        if code is not None:
-            self._lost(f"Ray on the head ended with {code}")
+        if why := self.part.failure():
+            self._lost(f"{why} on the head")
 
     def _check_nodes(self) -> None:
         for name, why in self.head.lost.items():
             self._lost(f"{name} left the run: {why}")
 
     def _lost(self, why: str) -> None:
-        if self.trainer is None:
+        if not self.started:
             raise EndedError(START_EXIT, why)
         decision = self._decide()
         verb = "requeue" if decision.requeue else "no requeue"
@@ -208,44 +190,50 @@ class HeadRun:
     def _wait_for_nodes(self) -> None:
         seconds, count = self.spec.start_seconds, len(self.here.nodes)
         deadline = time.monotonic() + seconds
-        command = [sys.executable, "-m", "openrlhf.launcher.ray.node", self.address, str(count), str(seconds)]
-        alive = ray_node.start_shielded(command, self.runner.node_environ)
-        try:
-            while alive.poll() is None or self.head.missing:
-                self._poll()
-                if self.runner.signals.warned:
-                    raise EndedError(REFUSED_EXIT, "warned before the trainer started; no requeue: nothing was done")
-                if time.monotonic() > deadline or alive.poll() not in (None, 0):
-                    names = ", ".join(self.head.missing) or "none, but Ray has fewer"
-                    raise EndedError(START_EXIT, f"after {seconds:.0f} s {count} nodes are not up; missing: {names}")
-        finally:
-            alive.kill()
-            alive.wait()
-        self.ray.is_up()
+        while self.head.missing or not self.part.gathered():
+            self._poll()
+            if self.runner.signals.warned and self.checkpoints:
+                raise EndedError(REFUSED_EXIT, "warned before the trainer started; no requeue: nothing was done")
+            if time.monotonic() > deadline:
+                names = ", ".join(self.head.missing) or "none, but Ray has fewer"
+                raise EndedError(START_EXIT, f"after {seconds:.0f} s {count} nodes are not up; missing: {names}")
+        self.head.tell(up=True)
         self.runner.say(f"all {count} nodes are up: {', '.join(self.here.nodes)}")
 
-    def _train(self) -> int:
-        secret = {k: v for k, v in self.runner.environ.items() if k == SECRET_FLAGS}
-        environ = self.runner.node_environ | {"RAY_ADDRESS": self.address} | secret
-        argv = self.spec.argv(self.here.restarts)
-        self.trainer = ray_node.start_shielded(argv, environ)
+    def _run_command(self) -> int:
+        self.part.up(self.spec.argv(self.here.restarts))
+        self.started = True
         warned_at = None
-        while (code := self.trainer.poll()) is None:
+        while (code := self._status()) is None:
             self._poll()
-            if self.runner.signals.warned and (warned_at is None or time.monotonic() - warned_at > WARN_AGAIN):
+            due = warned_at is None or time.monotonic() - warned_at > WARN_AGAIN
+            if self.runner.signals.warned and self.checkpoints and due:
                 if warned_at is None:
                     self.runner.say("warned: asking the trainer to save and end")
                 warned_at = time.monotonic()
-                self.trainer.send_signal(signal.SIGUSR1)
+                self.part.warn()
         self.runner.check_end()
-        if warned_at is None or code not in (REQUEUE_EXIT, -signal.SIGUSR1):
+        if warned_at is None or code != REQUEUE_EXIT:
             if code:
                 self.head.probe(PROBE_SECONDS)
                 self._check_nodes()
-            return code if code >= 0 else 128 - code
+            return code
         decision = self._decide()
         self.runner.say(f"{'requeue' if decision.requeue else 'no requeue'}: {decision.reason}")
         return REQUEUE_EXIT if decision.requeue else REFUSED_EXIT
+
+    def _status(self) -> int | None:
+        """The command's exit status; where it runs on every node, the first failure, else the last end."""
+        own = self.part.poll()
+        if not self.part.everywhere or own not in (None, 0, REQUEUE_EXIT):
+            return own
+        for index, code in self.head.ended.items():
+            if code not in (0, REQUEUE_EXIT):
+                self.runner.say(f"{self.here.nodes[index]}: a process of the run ended with {code}; see its log")
+                return code
+        if own is None or len(self.head.ended) < len(self.here.nodes) - 1:
+            return None
+        return max(own, *self.head.ended.values(), 0)
 
     def _decide(self) -> Decision:
         return decide(
@@ -258,10 +246,10 @@ class HeadRun:
 
 
 class WorkerRun:
-    """Another node's part: find the head, join its Ray, leave when it says so."""
+    """Another node's part: find the head, join it, leave when it says so."""
 
-    def __init__(self, runner: NodeRunner, block: HeldBlock) -> None:
-        self.runner, self.block = runner, block.block
+    def __init__(self, runner: NodeRunner, part: Part) -> None:
+        self.runner, self.part = runner, part
 
     def run(self) -> int:
         """0 after an orderly end, whatever the run's own exit status is: that is the head's to report."""
@@ -277,29 +265,31 @@ class WorkerRun:
 
         def addresses() -> list[str]:
             self.runner.check_end()
-            return [a for a in resolve(here.head) if not a.startswith("127.") and a != "::1"] or resolve(here.head)
+            found = resolve(here.head) or known_to_slurm(here.head)
+            return [a for a in found if not a.startswith("127.") and a != "::1"] or found
 
-        return find_head(addresses, ports, self.runner.token, here.index, spec.start_seconds)
+        return find_head(addresses, ports, self.runner.token, here.index, spec.start_seconds, ranks_of(spec, here))
 
     def _take_part(self, line: Line, address: str) -> int:
-        here = self.runner.allocation
-        ip = own_address(here.host, nodes=len(here.nodes))
-        arguments = [*ray_node.node_arguments(cpus=here.cpus, gpus=here.gpus), *self.block.node_arguments()]
-        own = [f"--address={address}", f"--node-ip-address={ip}"]
-        ray = ray_node.RayNode([*own, *arguments], self.runner.node_environ)
+        here, spec, told = self.runner.allocation, self.runner.spec, False
+        self.part.begin(address)
         try:
             while True:
                 self.runner.check_end()
-                code = ray.poll()
-                if code is not None:
-                    line.send(failed=f"its Ray ended with {code}")
-                    raise EndedError(0, f"Ray on this node ended with {code}: the head decides what follows")
+                if why := self.part.failure():
+                    line.send(failed=f"its {why}")
+                    raise EndedError(0, f"{why} on this node: the head decides what follows")
+                if not told and (code := self.part.poll()) is not None:
+                    told = True
+                    line.send(ended=code)
                 message = line.receive(POLL)
                 if message is not None and message.get("end"):
                     return 0
+                if message is not None and message.get("up"):
+                    self.part.up(spec.argv(here.restarts))
                 if message is not None and message.get("ping"):
                     line.send(pong=True)
         except ConnectionError as error:
             raise EndedError(LOST_EXIT, f"the head is gone ({error}): leaving") from None
         finally:
-            ray.stop()
+            self.part.stop()

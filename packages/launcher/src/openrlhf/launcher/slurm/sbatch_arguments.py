@@ -109,7 +109,7 @@ OWN_OF_SRUN = {
     "kill-on-bad-exit": "nothing: the nodes end each other in order",
     "wait": "nothing: the nodes end each other in order",
     "output": "--log-dir",
-    "container-image": "--container-image",
+    "container-image": "--container",
     "container-mounts": "--container-mount",
 }
 EXCLUSIVE = (

@@ -1,4 +1,4 @@
-"""`openrlhf-launch slurm [options] -- <flags of train_ppo_ray>`: submit a run, or run inside an allocation."""
+"""`openrlhf-launch slurm [options] -- [what to run] <its flags>`: submit a run, or run inside an allocation."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from openrlhf.launcher.command_line import USAGE_EXIT, finish, usage_message
+from openrlhf.launcher.command_line import USAGE_EXIT, usage_message
 from openrlhf.launcher.commands import TRAIN_PPO_RAY
-from openrlhf.launcher.machine import Machine
-from openrlhf.launcher.parsing import UsageError, parse
+from openrlhf.launcher.parsing import UsageError
 from openrlhf.launcher.redaction import redact, secrets_of_words
-from openrlhf.launcher.secret_flags import split_secret_flags
 from openrlhf.launcher.slurm.environment import secret_variables, submission
-from openrlhf.launcher.slurm.names import count_gpus, gpus_of_gres
 from openrlhf.launcher.slurm.options import add_slurm_options, read_options
-from openrlhf.launcher.slurm.runner import NodeSpec
+from openrlhf.launcher.slurm.runs import make_part, read_run
 from openrlhf.launcher.slurm.sbatch_arguments import OptionError
+from openrlhf.launcher.slurm.spec import NodeCheck, NodeSpec
 from openrlhf.launcher.slurm.states import JobState, wait_for
 from openrlhf.launcher.subcommand_parser import SubcommandParser, split_at_dashes
 
@@ -32,16 +29,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MISSING = "this needs submitit: pip install 'openrlhf-launcher[slurm]'"
-RESUME = "--ckpt.load_enable"
 
 
 def main(argv: Sequence[str]) -> int:
     """Submit, or print, or run; returns the exit status."""
-    own, flags = split_at_dashes(argv)
+    own, words = split_at_dashes(argv)
+    command = TRAIN_PPO_RAY
     try:
         options = read_options(_parser(), own)
-        part = make_check(options, flags) if options.selfcheck else make_spec(options, flags)
-        secrets = secret_variables(options, () if options.selfcheck else flags)
+        run = read_run(words)
+        command = run.command
+        part = make_part(options, run)
+        secrets = secret_variables(options, run.flags)
         if options.in_allocation:
             from openrlhf.launcher.slurm.in_allocation import run_in_allocation
 
@@ -50,9 +49,9 @@ def main(argv: Sequence[str]) -> int:
         with submission(secrets):
             return _submit(options, part, secrets)
     except UsageError as error:
-        sys.stderr.write(usage_message(TRAIN_PPO_RAY, error) + "\n")
+        sys.stderr.write(usage_message(command, error) + "\n")
     except OptionError as error:
-        sys.stderr.write(redact(f"openrlhf-launch slurm: {error}\n", secrets_of_words(own)))
+        sys.stderr.write(redact(f"openrlhf-launch slurm: {error}\n", secrets_of_words(argv)))
     return USAGE_EXIT
 
 
@@ -60,63 +59,6 @@ def require_submitit() -> None:
     """Raises OptionError with the command to install it."""
     if importlib.util.find_spec("submitit") is None:
         raise OptionError(MISSING)
-
-
-def make_spec(options: argparse.Namespace, flags: Sequence[str]) -> NodeSpec:
-    """The run of each node; UsageError lists the mistakes in the trainer's flags.
-
-    Where the options say how many GPUs a node has, the rules between flags are checked too, before the job waits.
-    """
-    config = parse(TRAIN_PPO_RAY, flags).config
-    if gpus := count_gpus(options.gpus_per_node) if options.gpus_per_node else gpus_of_gres(options.gres or ""):
-        finish(TRAIN_PPO_RAY, config, Machine(gpus=gpus, nodes=options.nodes))
-    return NodeSpec(
-        command=(python_of(options), "-m", "openrlhf.cli.train_ppo_ray", *split_secret_flags(flags)[0]),
-        resume=() if config.ckpt.load_enable else (RESUME,),
-        checkpoints=str(Path(config.ckpt.path).expanduser().absolute()),
-        max_restarts=options.max_restarts,
-        port_base=options.port_base,
-        temp_dir=options.temp_dir,
-        start_seconds=options.start_timeout,
-    )
-
-
-@dataclass(frozen=True)
-class NodeCheck:
-    """`openrlhf-launch selfcheck` with these words on every node of a job, which is ended with its status."""
-
-    python: str
-    words: tuple[str, ...]
-
-    def __call__(self) -> int:
-        """Check this node."""
-        from openrlhf.launcher.selfcheck.command import main as check
-
-        code = check(self.words)
-        if code:
-            sys.exit(code)
-        return code
-
-    def node_command(self) -> list[str]:
-        """The same as a command."""
-        return [self.python, "-m", "openrlhf.launcher.main", "selfcheck", *self.words]
-
-
-def make_check(options: argparse.Namespace, words: Sequence[str]) -> NodeCheck:
-    """The check of each node, in a job that is never requeued. Raises OptionError for words that it does not know."""
-    from openrlhf.launcher.selfcheck.command import read_options as read_check
-
-    try:
-        read_check(words)
-    except ValueError as error:
-        raise OptionError(f"--selfcheck: {error}") from None
-    options.max_restarts = 0
-    return NodeCheck(python_of(options), tuple(words))
-
-
-def python_of(options: argparse.Namespace) -> str:
-    """The interpreter on the nodes."""
-    return options.python or ("python3" if options.container_image else sys.executable)
 
 
 def tell_secrets(names: Iterable[str]) -> None:
@@ -188,13 +130,20 @@ def follow(job_id: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = SubcommandParser(
         "slurm",
-        "Run training on a Slurm cluster: Ray on every node, the trainer on the first.",
-        "%(prog)s [options] -- <flags of train_ppo_ray>",
+        "Run training, an evaluation, a reward server or the self-check on a Slurm cluster. After the two dashes comes "
+        "RL training, or train_sft, train_rm, train_dpo, eval, serve_rm, selfcheck or join before words of their own. "
+        "RL and evaluations have Ray on every node, supervised training has a rank per GPU.",
+        "%(prog)s [options] -- [train_ppo_ray | train_sft | ...] <flags>",
     )
     add_slurm_options(parser)
     add_submission_options(parser)
     parser.add_argument(
-        "--selfcheck", action="store_true", help="run `openrlhf-launch selfcheck` on every node; its options follow --"
+        "--het",
+        action="append",
+        default=[],
+        metavar="PARTS=OPTIONS",
+        help="nodes of another kind for some parts of an RL run (engines, judge, critic, ref, reward, agents), as "
+        "--het engines='--nodes 2 --gpus-per-node 4 --partition a100' (may be repeated)",
     )
     parser.add_argument(
         "--in-allocation", action="store_true", help="run here and now, inside a job that has its nodes already"

@@ -1,4 +1,4 @@
-"""`openrlhf-launch sweep --set FLAG=A,B ... -- <flags>`: one run per combination, as a job array."""
+"""`openrlhf-launch sweep --set FLAG=A,B ... -- [trainer] <flags>`: one run per combination, as a job array."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from openrlhf.launcher.command_line import USAGE_EXIT, usage_message
@@ -15,13 +16,13 @@ from openrlhf.launcher.parsing import UsageError
 from openrlhf.launcher.redaction import find_secrets, redact, secrets_of_words
 from openrlhf.launcher.slurm.environment import secret_variables, submission
 from openrlhf.launcher.slurm.options import add_slurm_options, read_options
+from openrlhf.launcher.slurm.runs import Run, make_spec, read_run
 from openrlhf.launcher.slurm.sbatch_arguments import OptionError
 from openrlhf.launcher.slurm.submit import (
     add_submission_options,
     ask_slurm,
     follow,
     hand_over,
-    make_spec,
     report,
     require_submitit,
 )
@@ -34,16 +35,21 @@ TABLE = "sweep.json"
 
 def main(argv: Sequence[str]) -> int:
     """Submit the sweep; returns the exit status."""
-    own, flags = split_at_dashes(argv)
+    own, words = split_at_dashes(argv)
+    command = TRAIN_PPO_RAY
     try:
         options = read_options(_parser(), own)
+        run = read_run(words)
+        command = run.command
+        if not run.trains:
+            raise OptionError(f"-- {run.name}: only training is swept")
         require_submitit()
-        with submission(secret_variables(options, flags)):
-            return _submit(options, flags)
+        with submission(secret_variables(options, run.flags)):
+            return _submit(options, run)
     except UsageError as error:
-        sys.stderr.write(usage_message(TRAIN_PPO_RAY, error) + "\n")
+        sys.stderr.write(usage_message(command, error) + "\n")
     except OptionError as error:
-        sys.stderr.write(redact(f"openrlhf-launch sweep: {error}\n", secrets_of_words(own)))
+        sys.stderr.write(redact(f"openrlhf-launch sweep: {error}\n", secrets_of_words(argv)))
     return USAGE_EXIT
 
 
@@ -80,13 +86,14 @@ def write_table(root: Path, table: str) -> None:
     replace_file(path, table)
 
 
-def _submit(options: argparse.Namespace, flags: Sequence[str]) -> int:
+def _submit(options: argparse.Namespace, run: Run) -> int:
     from openrlhf.launcher.slurm.job import Job
     from openrlhf.launcher.slurm.script import make_executor, submit_array
 
     root = Path(options.sweep_dir).absolute()
     runs = {f"run{i:03d}": values for i, values in enumerate(combinations(options.set))}
-    specs = [make_spec(options, run_flags(flags, values, root / name)) for name, values in runs.items()]
+    lines = [run_flags(run.flags, values, root / name) for name, values in runs.items()]
+    specs = [make_spec(options, replace(run, flags=tuple(flags))) for flags in lines]
     executor = make_executor(options)
     executor.update_parameters(array_parallelism=options.array_parallelism)
     if options.dry_run or options.test_only:
@@ -106,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = SubcommandParser(
         "sweep",
         "Run every combination of some flags' values, each in a folder of its own.",
-        "%(prog)s --set FLAG=VALUE,VALUE [options] -- <flags of train_ppo_ray>",
+        "%(prog)s --set FLAG=VALUE,VALUE [options] -- [train_ppo_ray | train_sft | train_rm | train_dpo] <flags>",
     )
     parser.add_argument("--set", action="append", required=True, metavar="FLAG=A,B", help="values of a flag (repeat)")
     parser.add_argument("--sweep-dir", default="sweep", help="parent of the runs' folders")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -45,15 +45,14 @@ class Batches:
 
     def run(self, order: Sequence[int] | np.ndarray, *, start: int = 0) -> Iterator[tuple[list[int], Batch]]:
         """(units of the whole step, this rank's share) of every batch of `order`, from place `start` on."""
-        steps = [[int(i) for i in order[at : at + self.batch_size]] for at in range(start, len(order), self.batch_size)]
-        shares = [self._share(step) for step in steps]
-        loader: DataLoader[list[tuple[int, Unit]]] = DataLoader(
-            _Units(self.dataset, shares),
+        steps = _Steps(self.dataset, order, start, self.batch_size, self._share)
+        loader: DataLoader[tuple[list[int], list[tuple[int, Unit]]]] = DataLoader(
+            steps,
             batch_size=None,
             num_workers=self._workers,
             generator=torch.Generator(),  # without one it would draw from torch's own, which a resumed run must not see
         )
-        for step, units in zip(steps, loader, strict=True):
+        for step, units in loader:
             yield step, collate(units, margins=self._margins)
 
     def _share(self, step: Sequence[int]) -> list[int]:
@@ -61,15 +60,24 @@ class Batches:
         return [step[place] for place in partition_by_cost(costs, self._world_size)[self._rank]]
 
 
-class _Units(Dataset[list[tuple[int, Unit]]]):
-    """Item k: the units of this rank's share of step k."""
+class _Steps(Dataset[tuple[list[int], list[tuple[int, Unit]]]]):
+    """Item k: the units of step k, and those of this rank's share of it with their tokens."""
 
-    def __init__(self, dataset: SupervisedDataset, shares: Sequence[Sequence[int]]) -> None:
-        self._dataset = dataset
-        self._shares = shares
+    def __init__(
+        self,
+        dataset: SupervisedDataset,
+        order: Sequence[int] | np.ndarray,
+        start: int,
+        batch_size: int,
+        share: Callable[[Sequence[int]], list[int]],
+    ) -> None:
+        self._dataset, self._share = dataset, share
+        self._order, self._start, self._batch_size = order, start, batch_size
 
     def __len__(self) -> int:
-        return len(self._shares)
+        return len(range(self._start, len(self._order), self._batch_size))
 
-    def __getitem__(self, step: int) -> list[tuple[int, Unit]]:
-        return [(i, self._dataset.unit(i)) for i in self._shares[step]]
+    def __getitem__(self, step: int) -> tuple[list[int], list[tuple[int, Unit]]]:
+        at = self._start + step * self._batch_size
+        units = [int(i) for i in self._order[at : at + self._batch_size]]
+        return units, [(i, self._dataset.unit(i)) for i in self._share(units)]

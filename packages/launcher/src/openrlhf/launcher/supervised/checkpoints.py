@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from openrlhf.launcher.saved import RUN, STATE_FILE
 from openrlhf.launcher.supervised.process import is_first
 from openrlhf.launcher.supervised_config import SupervisedCkptConfig
 from openrlhf.learner.checkpoint_dir import CheckpointStore
+from openrlhf.learner.folders.shared import host, mark, named, sees, together
 from openrlhf.learner.learner import Learner
 
 log = logging.getLogger(__name__)
@@ -67,20 +69,50 @@ class SupervisedCheckpoints:
             if is_first():
                 self._store.begin(progress.step)
             collective.barrier()
-            self._learner.save_checkpoint(str(pending / "model"))
-            collective.barrier()
+            seen = collective.everyone(self._learner.save_checkpoint(str(pending / "model")))
+            trouble = None
             if is_first():
                 self._write_state(pending / "state", progress)
-                log.info("checkpoint %s", self._store.commit(progress.step, metric=metric))
-            collective.barrier()
+                try:
+                    path = self._store.commit(progress.step, metric=metric, written=together(seen, "model"))
+                    log.info("checkpoint %s", path)
+                except ValueError as error:
+                    trouble = str(error)
+            if told := collective.everyone(trouble)[0]:
+                raise ValueError(told)
         if self._config.save_hf:
             self._learner.export_hf(str(self._store.root / f"global_step{progress.step}_hf"), self._tokenizer)
 
+    def check_shared(self) -> None:
+        """Whether all ranks write into the folder of the first one. Raises ValueError, the same on all of them.
+
+        Where the run would be saved by a warning of its job alone, it is said and the run goes on.
+        """
+        everyone, root = self._learner.collective.everyone, self._store.root
+        if self._config.disable_ds:
+            return
+        with mark(root) if is_first() and root.is_dir() else nullcontext("") as own:
+            first, name = everyone((str(root), own))[0]
+            blind = everyone(f"{host()} (there it is {str(root)!r})" if name and not sees(root / name) else None)
+        others = sorted({seen for seen in blind if seen is not None})
+        if not others:
+            return
+        message = (
+            f"--ckpt.path {first!r} of the first rank is another folder on {named(others)}: a checkpoint would be in "
+            "pieces. Give an absolute path on a file system that all nodes share"
+        )
+        if self._config.save_steps > 0 or self._config.load_enable:
+            raise ValueError(message)
+        log.warning("%s; this run could not be saved at a warning", message)
+
     def restore(self) -> Progress:
-        """Go on from the newest checkpoint if `--ckpt.load_enable` and there is one; else from the start."""
+        """Go on from the newest checkpoint if `--ckpt.load_enable` and there is one; else from the start.
+
+        The first rank decides which one that is.
+        """
         if not self._config.load_enable:
             return Progress()
-        newest = self._store.latest()
+        newest = self._learner.collective.everyone(self._store.latest() if is_first() else None)[0]
         if newest is None:
             log.warning("--ckpt.load_enable: no checkpoint in %s, the run starts anew", self._store.root)
             return Progress()

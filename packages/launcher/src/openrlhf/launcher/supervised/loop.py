@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from openrlhf.core.batch import Batch
 from openrlhf.launcher.data.sampler import order
 from openrlhf.launcher.logging.logger import RunLogger
@@ -58,6 +60,7 @@ class SupervisedTrainer:
             StoppedAfterSave: it was warned.
         """
         self.parts.learner.try_export(self.config.ckpt.output_dir, self.parts.tokenizer)
+        self.parts.checkpoints.check_shared()
         self.progress = self.parts.checkpoints.restore()
         if self.config.ckpt.load_enable:
             self.parts.logger.resume(self.progress.step)
@@ -70,7 +73,7 @@ class SupervisedTrainer:
 
     def _epoch(self) -> None:
         size, progress = len(self.parts.train.dataset), self.progress
-        places = order(size, seed=self.config.train.seed, episode=progress.epoch)
+        places = order(size, seed=self.config.train.seed, episode=progress.epoch).astype(np.int32)  # every rank has it
         began = time.perf_counter()
         for units, batch in self.parts.train.run(places, start=progress.position):
             metrics = self._step(batch)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from openrlhf.launcher.data.supervised import SupervisedDataset, load_supervised
+from openrlhf.launcher.data.token_cache import TokenCache, default_folder
 from openrlhf.launcher.logging.logger import RunLogger
 from openrlhf.launcher.outputs import hold_outputs, try_export_settings
 from openrlhf.launcher.preflight import check_model, check_readers
@@ -67,16 +69,21 @@ def load_data(config: SupervisedRun, task: Task) -> tuple[SupervisedDataset, Sup
         "seed": config.train.seed,
         "dropped_text": config.data.dropped_text,
     }
+    folder = default_folder() if config.data.cache_dir is None else Path(config.data.cache_dir).expanduser()
+    cache = TokenCache(folder, most_bytes=int(config.data.cache_gib * 2**30))
     train = load_supervised(
         config.data.dataset,
         task.reader,
+        cache,
         split=config.data.dataset_split,
         probs=config.data.dataset_probs,
         **options,
     )
     if config.eval.dataset is not None:
         split = config.eval.split
-        return train, load_supervised(config.eval.dataset, task.reader, flag="--eval.dataset", split=split, **options)
+        return train, load_supervised(
+            config.eval.dataset, task.reader, cache, flag="--eval.dataset", split=split, **options
+        )
     return train, train.first(max(len(train) // EVALUATED_SHARE, EVALUATED_LEAST)) if task.role is Role.REWARD else None
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from openrlhf.launcher.commands import TRAIN_DPO, TRAIN_RM, TRAIN_SFT, Command
 from openrlhf.launcher.data.chat import ChatRenderer
-from openrlhf.launcher.data.readers import PairReader, SftReader
-from openrlhf.launcher.data.supervised import UnitReader
+from openrlhf.launcher.data.readers import PairReader, SftReader, UnitReader
 from openrlhf.launcher.preflight import text_dimension
 from openrlhf.launcher.supervised_config import SupervisedRun, TrainDPOConfig, TrainRMConfig, TrainSFTConfig
 from openrlhf.learner.objective import Objective

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,13 @@ from openrlhf.launcher.saved import STATE_FILE
 from openrlhf.launcher.trainer.protocols import Learner, Rollout
 from openrlhf.launcher.trainer.untrained import Untrained, read_untrained, write_untrained
 from openrlhf.learner.checkpoint_dir import CheckpointStore
+from openrlhf.learner.folders.shared import host, mark, named
 
 log = logging.getLogger(__name__)
 
 GIB = float(1 << 30)
+FULL_BYTES = 1 << 20
+"""A file system with less room is full: a write that failed leaves a part of a block."""
 
 
 class Checkpoints:
@@ -63,10 +67,22 @@ class Checkpoints:
         """Write a checkpoint, and its Hugging Face export with --ckpt.save_hf.
 
         state, untrained: the trainer's, of one moment: sampling goes on while the ranks write.
+        Raises ValueError where the disk is full: what a rank's writer raises then often says nothing of it.
         """
+        try:
+            await self._save(step, state, untrained, metric)
+        except Exception as error:
+            if shutil.disk_usage(self._store.root).free >= FULL_BYTES:
+                raise
+            raise ValueError(
+                f"--ckpt.path {str(self._store.root)!r}: No space left on device, the checkpoint of step {step} is not "
+                f"written ({type(error).__name__}); make room and go on with --ckpt.load_enable"
+            ) from error
+
+    async def _save(self, step: int, state: Mapping[str, Any], untrained: Untrained, metric: float | None) -> None:
         if not self._config.disable_ds:
             pending = self._store.begin(step)
-            await self._learner.save(str(pending))
+            written = await self._learner.save(str(pending))
             folder = pending / "state"
             folder.mkdir()
             (folder / STATE_FILE).write_text(json.dumps(state, indent=1) + "\n")
@@ -74,10 +90,29 @@ class Checkpoints:
             (folder / "config.toml").write_text(self._config_toml)
             for flag, source in self._sources.items():
                 (folder / f"{flag}.py").write_text(source, encoding="utf-8")
-            path = self._store.commit(step, metric=metric)
+            path = self._store.commit(step, metric=metric, written=written)
             log.info("checkpoint %s", path)
         if self._config.save_hf:
             await self._learner.export(str(self._store.root / f"global_step{step}_hf"))
+
+    async def check_shared(self) -> None:
+        """Whether the ranks that write checkpoints see the folder that this process reads them from.
+
+        Raises ValueError where the run saves any; where it would by a warning of its job alone, that is said.
+        """
+        if self._config.disable_ds or not self._store.root.is_dir():  # a run holds its folders, so they are there
+            return
+        with mark(self._store.root) as name:
+            blind = await self._learner.blind_to(str(self._store.root / name))
+        if not blind:
+            return
+        message = (
+            f"--ckpt.path {str(self._store.root)!r} is another folder on {named(blind)} than on {host()}, where the "
+            "run was started: a checkpoint would be in pieces. Give a folder of a file system that all nodes share"
+        )
+        if self.enabled or self._config.load_enable:
+            raise ValueError(message)
+        log.warning("%s; this run could not be saved at a warning", message)
 
     def newest(self) -> Path | None:
         """The checkpoint to go on from: with --ckpt.load_enable the newest complete one, if there is one."""

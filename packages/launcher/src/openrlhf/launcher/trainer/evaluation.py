@@ -6,9 +6,9 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from math import comb
 
 from openrlhf.agents.types import PromptItem
+from openrlhf.agents.values import unbiased_pass_at_k
 from openrlhf.launcher.config import TrainPPOConfig
 from openrlhf.launcher.logging.sinks import duration
 from openrlhf.launcher.logging.values import nan_mean
@@ -49,16 +49,6 @@ async def evaluate(
     return await add_rewards(rewards, groups) if config.has_reward_model else groups
 
 
-def unbiased_pass_at_k(correct: int, total: int, k: int) -> float:
-    """Probability that at least one of k samples drawn without replacement from `total` is correct.
-
-    1 - C(total - correct, k) / C(total, k) (Chen et al., 2021, "Evaluating Large Language Models Trained on Code").
-    """
-    if not 1 <= k <= total:
-        raise ValueError(f"pass@k needs 1 <= k <= samples, got k={k!r} of {total!r}")
-    return 1.0 - comb(total - correct, k) / comb(total, k)
-
-
 def evaluation_metrics(groups: Sequence[Group], k: int) -> dict[str, float]:
     """Metrics of one evaluation, every prompt sampled k times.
 
@@ -88,6 +78,8 @@ def _dataset_metrics(prefix: str, groups: Sequence[Group], k: int) -> dict[str, 
         f"{prefix}_pass1": nan_mean([sum(r) / len(r) for r in rewards]),
         f"{prefix}_response_length_mean": nan_mean([s.num_trainable for s in alive]),
         f"{prefix}_truncated_rate": nan_mean([s.truncated for s in alive]),
+        f"{prefix}_num_samples": float(sum(len(episodes.by_episode(g.samples)) for g in groups)),
+        f"{prefix}_failed_samples": float(sum(len(episodes.failures(g.samples)) for g in groups)),
     }
     if k > 1:
         metrics[f"{prefix}_pass{k}"] = nan_mean([max(r) for r in rewards])

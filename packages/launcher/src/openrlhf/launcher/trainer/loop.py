@@ -40,8 +40,6 @@ log = logging.getLogger(__name__)
 
 LOGGED_SAMPLES = 2
 """Samples of the first group that are logged as text."""
-RECORDED = ("state", "kl", "reward_norm")
-"""What a record holds of the trainer's state before a step."""
 
 
 @dataclass
@@ -118,13 +116,19 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the trainer itself, as JSON values."""
+        return self._recorded() | {
+            "health": None if self._health is None else self._health.state_dict(),
+            "prompts": self.parts.prompts.state_dict(),
+            RUN: self.parts.sink.run_id,
+        }
+
+    def _recorded(self) -> dict[str, Any]:
+        """What a record holds of the trainer's state before a step."""
         self.state.episode = self.pipeline.episode
         return {
             "state": asdict(self.state),
             "kl": self.kl.state_dict(),
             "reward_norm": None if self.norm is None else self.norm.state_dict(),
-            "prompts": self.parts.prompts.state_dict(),
-            RUN: self.parts.sink.run_id,
         }
 
     def load_state_dict(self, state: dict[str, Any], untrained: Untrained) -> None:
@@ -133,6 +137,8 @@ class Trainer:
         self.state = TrainerState(**state["state"])
         self.pipeline.resume(self.state.episode, self.state.step, untrained)
         self.kl.load_state_dict(state["kl"])
+        if self._health is not None and state.get("health") is not None:
+            self._health.load_state_dict(state["health"], anew=self.config.logger.health == "stop")
         if self.norm is not None:
             if state["reward_norm"] is None:
                 raise ValueError("the checkpoint was written without --reward.normalize_enable: leave the flag out")
@@ -166,6 +172,7 @@ class Trainer:
             if self._evaluation is not None:
                 self._evaluation.cancel()
             await self.pipeline.close()
+            self.parts.prompts.close()
         return RunSummary(
             steps=self.state.step,
             optimizer_steps=self.state.optimizer_steps,
@@ -175,6 +182,7 @@ class Trainer:
 
     async def _resume(self) -> bool:
         """Go on from a checkpoint, if there is one and it is asked for."""
+        await self.checkpoints.check_shared()
         checkpoint = self.checkpoints.newest()
         if checkpoint is None:
             return False
@@ -236,7 +244,7 @@ class Trainer:
     async def _train_on(self, collected: Collected, phases: dict[str, float]) -> None:
         began = self.parts.clock() - phases["timing/generation"]
         number = self.state.step + 1
-        before = {name: value for name, value in self.state_dict().items() if name in RECORDED}
+        before = self._recorded()
         with self._timed(phases, "make_experience"):
             groups = await self._rewarded(collected.groups)
             failed = self.pipeline.fail(late_failures(collected.groups, groups))
@@ -278,7 +286,7 @@ class Trainer:
             "train/kl_coef": self.kl.value,
             "train/optimizer_steps": float(self.state.optimizer_steps),
         }
-        metrics |= self._throughput.metrics(groups, metrics) | await self.parts.rollout.engine_metrics()
+        metrics |= self._throughput.metrics(groups, metrics) | await self.parts.rollout.worker_metrics()
         metrics |= self.pipeline.queue()
         self._examine(groups, metrics)
         self.metrics = metrics
@@ -313,6 +321,8 @@ class Trainer:
             shaping=config.reward,
             max_response_len=config.rollout.max_new_tokens or config.data.max_len,
             norm=self.norm,
+            turn_rewards=config.algo.turn_rewards,
+            turn_gamma=config.algo.turn_gamma,
         )
 
     async def _rewarded(self, groups: list[Group]) -> list[Group]:

@@ -17,12 +17,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.config import TrainPPOConfig
-from openrlhf.launcher.samples import EvalRequest, Group, SampleInfo, fail_unscored
+from openrlhf.launcher.samples import EvalRequest, Group, SampleInfo, fail_misplaced, fail_unscored
 from openrlhf.launcher.trainer.model_rewards import RewardStream
 from openrlhf.launcher.trainer.protocols import PromptSource, Rollout
+from openrlhf.launcher.trainer.sources import failures_by_source, named
 from openrlhf.launcher.trainer.untrained import Collected, Untrained
 from openrlhf.rollout import episodes
-from openrlhf.rollout.failure_share import FailureShare
+from openrlhf.rollout.failure_share import FailureShare, RolloutFailedError
 from openrlhf.rollout.groups import GroupRules, GroupRunner, GroupStats, Pacing, RolloutBatch, score_histogram
 
 log = logging.getLogger(__name__)
@@ -54,12 +55,15 @@ def failure_metrics(failures: Mapping[str, int]) -> dict[str, float]:
     return {"rollout/failed_samples": float(sum(counts.values()))} | by_kind
 
 
-def late_failures(sampled: Sequence[Group], rewarded: Sequence[Group]) -> list[SampleInfo]:
-    """A failed sample of every episode that a reward model failed after its batch was complete."""
+def late_failures(sampled: Sequence[Group], rewarded: Sequence[Group]) -> list[tuple[PromptItem, SampleInfo]]:
+    """A failed sample of every episode that a reward model failed after its batch was complete, with its prompt."""
     before = (episode for group in sampled for episode in episodes.by_episode(group.samples))
-    after = (episode for group in rewarded for episode in episodes.by_episode(group.samples))
-    pairs = ((episodes.failures(old), episodes.failures(new)) for old, new in zip(before, after, strict=True))
-    return [new[0] for old, new in pairs if new and not old]
+    after = ((group.prompt, episode) for group in rewarded for episode in episodes.by_episode(group.samples))
+    return [
+        (item, failed[0])
+        for old, (item, new) in zip(before, after, strict=True)
+        if (failed := episodes.failures(new)) and not episodes.failures(old)
+    ]
 
 
 class Idleness:
@@ -122,6 +126,8 @@ class Pipeline(ABC):
         self._idle = Idleness()
         self._seen = GroupStats()
         self._failures: Counter[str] = Counter()  # since the last batch
+        self._failed_prompts: list[tuple[PromptItem, int]] = []
+        self._named = False  # whether data sources or environments are told apart
         self._share = FailureShare(config.rollout.max_failed_fraction, config.rollout.batch_size)
 
     @abstractmethod
@@ -161,13 +167,15 @@ class Pipeline(ABC):
         self._share = FailureShare(rollout.max_failed_fraction, rollout.batch_size, resumed=True)
         self._runner = self._new_runner(untrained)
 
-    def fail(self, samples: Sequence[SampleInfo]) -> dict[str, float]:
+    def fail(self, failures: Sequence[tuple[PromptItem, SampleInfo]]) -> dict[str, float]:
         """Count episodes of the last batch that a reward model failed, a sample of each. Returns their metrics.
 
         Raises RolloutFailedError when with them too many samples failed.
         """
-        self._share.fail(samples)
-        return failure_metrics(Counter(s.failure_kind for s in samples))
+        self._share.fail(sample for _, sample in failures)
+        kinds = Counter(sample.failure_kind for _, sample in failures)
+        by_source = failures_by_source((item, 1) for item, _ in failures) if self._named else {}
+        return failure_metrics(kinds) | by_source
 
     def untrained(self) -> Untrained:
         """What a checkpoint must hold of the samples, at this moment."""
@@ -182,8 +190,8 @@ class Pipeline(ABC):
         )
 
     def queue(self) -> dict[str, float]:
-        """Who waits for whom: the share of the time since the last call in which nothing was sampled."""
-        return {"perf/waiting_for_trainer": self._idle.share()}
+        """The share of the time since the last call in which nothing was sampled, and how the prompts stand."""
+        return {"perf/waiting_for_trainer": self._idle.share()} | self._prompts.metrics()
 
     def describe(self) -> str:
         """What became of all samples so far, for the message of a run that trained on nothing."""
@@ -210,7 +218,11 @@ class Pipeline(ABC):
         while True:
             if self._runner is None:
                 self._runner = self._new_runner(Untrained())
-            batch = await self._runner.next_batch()
+            try:
+                batch = await self._runner.next_batch()
+            except RolloutFailedError as error:
+                raise RolloutFailedError(f"{error}{self._by_environment()}") from error
+            self._prompts.settle()
             self._count(batch.stats)
             if batch.groups:
                 return Collected(groups=batch.groups, metrics=self._metrics(batch))
@@ -226,13 +238,22 @@ class Pipeline(ABC):
 
     async def _busy_group(self, item: PromptItem) -> Group:
         with self._idle.busy():
-            return await self._run_group(item)
+            group = await self._run_group(item)
+        if self._config.algo.turn_rewards != "off":
+            group = fail_misplaced(group)
+        self._prompts.seen(item, group.samples)
+        return group
 
     async def _scored(self, group: Group) -> Group:
         """With rewards of the stream. Where a reward model scores later, what has no reward yet is left as it is."""
         if self._rewards is not None:
             return await self._rewards.score(group)
         return group if self._config.has_reward_model else fail_unscored(group)
+
+    def _by_environment(self) -> str:
+        """Which environments failed, for the end of a run."""
+        shares = self._prompts.failing().items()
+        return "".join(f"\nenvironment {name!r}: {share:.0%} of its last episodes failed" for name, share in shares)
 
     def _new_runner(self, untrained: Untrained) -> GroupRunner[PromptItem, Group]:
         return GroupRunner(
@@ -243,6 +264,7 @@ class Pipeline(ABC):
             pacing=self._pacing,
             deadlines=untrained.deadlines if self._pacing else (),
             failures=self._share,
+            judged=self._prompts.judged,
         )
 
     def _items(self) -> Iterator[PromptItem]:
@@ -251,7 +273,10 @@ class Pipeline(ABC):
 
     def _metrics(self, batch: RolloutBatch[Group]) -> dict[str, float]:
         failures, self._failures = self._failures, Counter()
+        prompts, self._failed_prompts = self._failed_prompts, []
         metrics = {"rollout/dropped_groups": float(batch.stats.dropped)} | failure_metrics(failures)
+        self._named |= named(group.prompt for group in batch.groups) or named(item for item, _ in prompts)
+        metrics |= failures_by_source(prompts) if self._named else {}
         if self._config.algo.dynamic_filtering_enable:
             metrics["train/dynamic_filtering_pass_rate"] = 100.0 * batch.stats.pass_rate
         return metrics
@@ -262,6 +287,7 @@ class Pipeline(ABC):
             setattr(seen, name, getattr(seen, name) + getattr(stats, name))
         seen.mean_scores.extend(stats.mean_scores)
         self._failures.update(stats.failures)
+        self._failed_prompts += stats.failed_prompts
 
     def _explain_nothing(self, batch: RolloutBatch[Group]) -> None:
         stats = batch.stats

@@ -87,20 +87,25 @@ def _spread(units: Sequence[Sequence[SampleRef]], ranks: int, hidden_size: int) 
     limit = -(-count // ranks)
     spare = count - (limit - 1) * ranks  # how many ranks may hold `limit` samples
     shares: Shares = [[] for _ in range(ranks)]
-    loads = [0.0] * ranks
+    # How many more samples -> (load, rank) of the ranks that may hold so many, as a heap.
+    rooms = {limit: [(0.0, rank) for rank in range(ranks)]} if count else {}
     waiting = [(-_family_cost(unit, hidden_size), unit[0].index, list(unit)) for unit in units]
     heapq.heapify(waiting)
     while waiting:
         unit = heapq.heappop(waiting)[-1]
-        room = [limit - (0 if spare > 0 or len(share) == limit else 1) - len(share) for share in shares]
-        fitting = [rank for rank in range(ranks) if room[rank] >= len(unit)]
-        if not fitting:
-            widest = max(room)
+        widest = max(rooms)
+        if widest < len(unit):
             unit, rest = unit[:widest], unit[widest:]
             heapq.heappush(waiting, (-_family_cost(rest, hidden_size), rest[0].index, rest))
-            fitting = [rank for rank in range(ranks) if room[rank] >= widest]
-        rank = min(fitting, key=lambda r: (loads[r], r))
+        room = min((room for room in rooms if room >= len(unit)), key=lambda room: rooms[room][0])
+        load, rank = heapq.heappop(rooms[room])
+        if not rooms[room]:
+            del rooms[room]
         shares[rank] += unit
-        spare -= len(shares[rank]) == limit
-        loads[rank] += _family_cost(unit, hidden_size)
+        if room > len(unit):
+            heapq.heappush(rooms.setdefault(room - len(unit), []), (load + _family_cost(unit, hidden_size), rank))
+        if len(shares[rank]) == limit:
+            spare -= 1
+            if not spare:  # from now on nobody else may hold `limit`
+                rooms = {room - 1: heap for room, heap in rooms.items() if room > 1}
     return shares

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.logging.sinks import GeneratedSample
-from openrlhf.launcher.samples import EvalRequest, Group, SampleRef
+from openrlhf.launcher.samples import EvalRequest, Group, SampleInfo, SampleRef
 
 
 class PromptSource(Protocol):
@@ -21,6 +21,28 @@ class PromptSource(Protocol):
     def start_episode(self, episode: int) -> None: ...
 
     def next(self, n: int) -> list[PromptItem]: ...
+
+    def seen(self, item: PromptItem, samples: Sequence[SampleInfo]) -> None:
+        """A group is finished: also one that no batch takes."""
+        ...
+
+    def judged(self, item: PromptItem) -> bool:
+        """Whether failures of this prompt count towards --rollout.max_failed_fraction."""
+        ...
+
+    def failing(self) -> dict[str, float]:
+        """Environment -> share of its last episodes that failed, of those where some did."""
+        ...
+
+    def metrics(self) -> dict[str, float]: ...
+
+    def settle(self) -> None:
+        """A rollout batch is full."""
+        ...
+
+    def close(self) -> None:
+        """The run is over, however it ended."""
+        ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -72,8 +94,8 @@ class Rollout(Protocol):
         """Free the engines' device memory; the next weight push or `wake` brings them back."""
         ...
 
-    async def engine_metrics(self) -> dict[str, float]:
-        """engine/...: what the engines measured of themselves since the last call; empty where they do not."""
+    async def worker_metrics(self) -> dict[str, float]:
+        """engine/... and reward/...: what engines and reward sources measured of themselves since the last call."""
         ...
 
     async def wake(self) -> None:
@@ -125,8 +147,15 @@ class Learner(Protocol):
         """Move the reference towards the policy by --ref.sync_alpha."""
         ...
 
-    async def save(self, folder: str) -> None:
-        """Write everything that a resumed run needs into `folder`/actor (and /critic, and /ref of one that moves)."""
+    async def blind_to(self, path: str) -> list[str]:
+        """Names of the machines whose processes do not see a file that this one has made."""
+        ...
+
+    async def save(self, folder: str) -> dict[str, int]:
+        """Write everything that a resumed run needs into `folder`/actor (and /critic, and /ref of one that moves).
+
+        Returns the files that the ranks see there, by their path in `folder`, with their bytes.
+        """
         ...
 
     async def load(self, folder: str) -> None:

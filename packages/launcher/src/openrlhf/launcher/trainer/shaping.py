@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 import torch
 
 from openrlhf.agents.types import StopReason
-from openrlhf.core.config import RewardShapingConfig
+from openrlhf.core.config import RewardShapingConfig, TurnRewards
 from openrlhf.core.rewards import RunningRewardNorm, group_baseline, shape_rewards
 from openrlhf.core.tables import estimator_row
+from openrlhf.core.turns import turn_credit
 from openrlhf.launcher.logging.values import nan_mean
 from openrlhf.launcher.samples import Group, SampleInfo, SampleRef
+from openrlhf.launcher.trainer.sources import by_source, pass_rate
 from openrlhf.rollout import episodes
 
 
@@ -41,15 +43,20 @@ def shape_groups(
     shaping: RewardShapingConfig,
     max_response_len: int,
     norm: RunningRewardNorm | None,
+    turn_rewards: TurnRewards = "off",
+    turn_gamma: float = 1.0,
 ) -> ShapedBatch:
     """Shape the rewards of a rollout batch.
 
     max_response_len: rollout.max_new_tokens, else data.max_len. norm: running normaliser, updated here.
+    turn_rewards, turn_gamma: as in `core.turns.turn_credit`.
     """
     kept = flatten(groups)
     if not kept:
         return ShapedBatch(samples=[], metrics=sample_metrics(groups, [], []))
-    raw = torch.tensor([_reward(s) for _, _, s in kept])
+    # A turn's baseline is about small differences of sums, which float32 would round.
+    precision = torch.float32 if turn_rewards == "off" else torch.float64
+    raw = torch.tensor([_reward(s) for _, _, s in kept], dtype=precision)
     if norm is not None:
         norm.update(torch.tensor(_per_episode(groups, raw.tolist())))
     shaped = shape_rewards(
@@ -62,32 +69,76 @@ def shape_groups(
     )
     numbers = {id(g): n for n, g in enumerate(groups)}
     names = {id(g): episodes.names(g.samples) for g in groups}
+    members = [(numbers[id(g)], names[id(g)][i]) for g, i, _ in kept]
     baseline = group_baseline(
         estimator,
         shaped,
-        torch.tensor([numbers[id(g)] for g, _, _ in kept]),
-        episodes=torch.tensor([names[id(g)][i] for g, i, _ in kept]),
+        torch.tensor([number for number, _ in members]),
+        episodes=torch.tensor([name for _, name in members]),
     )
+    metrics = sample_metrics(groups, raw.tolist(), shaped.tolist())
+    credit: dict[int, list[float]] = {}
+    if turn_rewards != "off":
+        scale = 1.0 if norm is None else norm.scale
+        turns = [s.turn_rewards for _, _, s in kept]
+        credit, more = _credit(turn_rewards, estimator, shaped, turns, members=members, gamma=turn_gamma, scale=scale)
+        metrics |= more
+    rows = enumerate(zip(kept, baseline.rewards.tolist(), baseline.keep.tolist(), strict=True))
     samples = [
-        SampleRef(
-            handle=g.handle,
-            position=i,
-            index=index,
-            reward=value,
-            length=s.total_length,
-            prompt_length=s.prompt_length,
-            raw=s.reward,
-            score=s.score,
-        )
-        for index, ((g, i, s), value, valid) in enumerate(
-            zip(kept, baseline.rewards.tolist(), baseline.keep.tolist(), strict=True)
-        )
+        _reference(g, i, index=index, reward=value, turns=credit.get(index))
+        for index, ((g, i, s), value, valid) in rows
         if valid and s.num_trainable > 0
     ]
-    metrics = sample_metrics(groups, raw.tolist(), shaped.tolist())
     if estimator_row(estimator).groups:
         metrics["rollout/dropped_groups"] = float(baseline.dropped_groups)
     return ShapedBatch(samples=samples, metrics=metrics)
+
+
+def _reference(group: Group, place: int, *, index: int, reward: float, turns: Sequence[float] | None) -> SampleRef:
+    sample = group.samples[place]
+    return SampleRef(
+        handle=group.handle,
+        position=place,
+        index=index,
+        reward=reward,
+        length=sample.total_length,
+        prompt_length=sample.prompt_length,
+        raw=sample.reward,
+        score=sample.score,
+        turn_rewards=turns,
+    )
+
+
+def _credit(
+    mode: TurnRewards,
+    estimator: str,
+    shaped: torch.Tensor,
+    turns: Sequence[Sequence[float] | None],
+    *,
+    members: Sequence[tuple[int, int]],
+    gamma: float,
+    scale: float,
+) -> tuple[dict[int, list[float]], dict[str, float]]:
+    """What the turns of every sample get, by the sample's number, and metrics. members: its group and episode.
+
+    A sample whose turns are not known has one reward for all of them.
+    """
+    known = [(n, rewards) for n, rewards in enumerate(turns) if rewards is not None]
+    if not known:
+        return {}, {}
+    places = [n for n, _ in known]
+    credit = turn_credit(
+        mode,
+        estimator,
+        shaped[places],
+        [rewards for _, rewards in known],
+        groups=[members[n][0] for n in places],
+        episodes=[members[n][1] for n in places],
+        gamma=gamma,
+        scale=scale,
+    )
+    metrics = {"rollout/turns_mean": credit.turns / len(known), "train/turns_alone": credit.alone / credit.turns}
+    return dict(zip(places, credit.rewards, strict=True)), metrics
 
 
 def _reward(sample: SampleInfo) -> float:
@@ -110,6 +161,7 @@ def sample_metrics(groups: Sequence[Group], raw: Sequence[float], shaped: Sequen
     scores = [s.score if s.score is not None else r for s, r in zip(alive, raw, strict=True)]
     metrics |= {
         "rollout/num_episodes": float(sum(len(episodes.by_episode(g.samples)) for g in groups)),
+        "train/pass_rate": pass_rate(groups),
         "train/reward": float(values.mean()),
         "train/reward_shaped": nan_mean(_per_episode(groups, shaped)),
         "train/score": nan_mean(_per_episode(groups, scores)),
@@ -123,6 +175,7 @@ def sample_metrics(groups: Sequence[Group], raw: Sequence[float], shaped: Sequen
         "rollout/response_length_mean": nan_mean([s.num_trainable for s in alive]),
         "rollout/truncated_rate": nan_mean([s.truncated for s in alive]),
     }
+    metrics |= by_source(groups)
     for key in sorted({key for s in alive for key in s.extra_logs}):
         metrics[f"train/{key}"] = nan_mean([s.extra_logs[key] for s in alive if key in s.extra_logs])
     return metrics

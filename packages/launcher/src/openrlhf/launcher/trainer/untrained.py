@@ -6,15 +6,16 @@ import asyncio
 import io
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from openrlhf.agents.types import PromptItem
+from openrlhf.agents.types import PromptItem, Turn
 from openrlhf.launcher.samples import Group, SampleInfo
 from openrlhf.launcher.trainer.protocols import Rollout
 
 FILE = "untrained.pkl"
+W = TypeVar("W", SampleInfo, PromptItem, Turn)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ async def read_untrained(rollout: Rollout, folder: Path) -> Untrained:
         ],
         groups=[await _stored(g, rollout) for g in content["groups"]],
         deadlines=content["deadlines"],
-        prompts=content["prompts"],
+        prompts=[_whole(p) for p in content["prompts"]],
     )
 
 
@@ -89,10 +90,13 @@ async def _resolved(groups: Sequence[Group], rollout: Rollout) -> list[dict[str,
 
 
 async def _stored(saved: dict[str, Any], rollout: Rollout) -> Group:
-    handle = await rollout.store(saved["trajectories"])
-    return Group(prompt=saved["prompt"], samples=[_whole(s) for s in saved["samples"]], handle=handle)
+    trajectories = saved["trajectories"]
+    if isinstance(trajectories, list):
+        trajectories = [replace(t, turns=[_whole(turn) for turn in t.turns]) for t in trajectories]
+    handle = await rollout.store(trajectories)
+    return Group(prompt=_whole(saved["prompt"]), samples=[_whole(s) for s in saved["samples"]], handle=handle)
 
 
-def _whole(sample: SampleInfo) -> SampleInfo:
+def _whole(saved: W) -> W:
     """With the fields that it has in this version, where an earlier one wrote it."""
-    return SampleInfo(**{f.name: getattr(sample, f.name) for f in fields(SampleInfo) if hasattr(sample, f.name)})
+    return type(saved)(**{f.name: getattr(saved, f.name) for f in fields(saved) if hasattr(saved, f.name)})

@@ -169,19 +169,14 @@ const episodes = (() => {
     return [dom.make("p", {}, why)];
   }
 
+  const inWords = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
   function facts(block, sample) {
     const rows = [
       ["reward", dom.number(sample.reward)],
       ["score", dom.number(sample.score)],
       ["after shaping", dom.number(sample.shaped)],
-      [
-        "label",
-        sample.label === undefined
-          ? ""
-          : typeof sample.label === "string"
-            ? sample.label
-            : JSON.stringify(sample.label),
-      ],
+      ["label", sample.label === undefined ? "" : inWords(sample.label)],
       ["ended by", sample.stop],
       [
         "tokens",
@@ -190,6 +185,8 @@ const episodes = (() => {
       ["turns", sample.turns?.length ?? ""],
       ["step, prompt", `${current.step}, ${sample.group}`],
       ["data", block.groups[sample.group]?.datasource ?? ""],
+      ["environment", block.groups[sample.group]?.environment ?? ""],
+      ...Object.entries(block.groups[sample.group]?.columns ?? {}).map(([name, value]) => [name, inWords(value)]),
       ...Object.entries(sample.logs ?? {}).map(([name, value]) => [name, dom.number(value)]),
     ];
     const filled = rows.filter(([, value]) => value !== "" && value !== "–");

@@ -39,9 +39,10 @@ const tokens = (() => {
     const found = [];
     let place = 0;
     const between = (to, title) => to > place && found.push([title, place, to, false]);
-    (sample.turns ?? []).forEach(([start, end, reason], i) => {
+    (sample.turns ?? []).forEach(([start, end, reason, reward], i) => {
       between(start, i ? "environment" : "prompt");
-      found.push([`turn ${i + 1}${reason ? `, ended by ${reason}` : ""}`, start, end, true]);
+      const earned = reward == null ? "" : `, reward ${reward}`;
+      found.push([`turn ${i + 1}${reason ? `, ended by ${reason}` : ""}${earned}`, start, end, true]);
       place = end;
     });
     between(sample.length, found.length ? "environment" : "prompt");
