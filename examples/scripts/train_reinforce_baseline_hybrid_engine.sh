@@ -42,6 +42,8 @@ exec python3 -m openrlhf.cli.train_ppo_ray \
    --algo.dynamic_filtering_enable \
    --algo.dynamic_filtering_range 0.0 1.0 \
    --train.dynamic_batch_enable \
+   --ds.ring_attn_size 2 \
+   --ds.ring_attn_head_stride 2 \
    \
    --ds.zero_stage 3 \
    --actor.gradient_checkpointing_enable \

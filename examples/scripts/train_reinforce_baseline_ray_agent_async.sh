@@ -42,6 +42,8 @@ exec python3 -m openrlhf.cli.train_ppo_ray \
    --algo.dynamic_filtering_enable \
    --train.dynamic_batch_enable \
    --train.max_tokens_per_gpu 32768 \
+   --ds.ring_attn_size 2 \
+   --ds.ring_attn_head_stride 2 \
    \
    --ds.zero_stage 3 \
    --actor.gradient_checkpointing_enable \

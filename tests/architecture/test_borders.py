@@ -46,6 +46,7 @@ ALLOWED = {
         "numpy",
         "ray",
         "httpx",
+        "jinja2",
         "packaging",
         "datasets",
         "tensorboard",
@@ -69,6 +70,7 @@ HOMES = {
         "openrlhf.rollout.vllm.arguments",
         "openrlhf.rollout.vllm.bare",
         "openrlhf.rollout.vllm.forked",
+        "openrlhf.rollout.vllm.parsers",
         "openrlhf.rollout.vllm.stats",
         "openrlhf.rollout.weights.gloo_engine",  # the receivers, and the plugin that makes them known to vLLM
         "openrlhf.rollout.weights.cuda_engine",
@@ -83,7 +85,7 @@ HOMES = {
     "pytest": {"openrlhf.agents.testing"},
     "verifiers": {"openrlhf.agents.adapters.verifiers"},
     "httpx": {"openrlhf.launcher"},
-    "pyarrow": {"openrlhf.launcher.record"},
+    "pyarrow": {"openrlhf.launcher.record", "openrlhf.launcher.data.token_cache"},
 }
 
 # What DeepSpeed puts on parameters and engines: names that only its backend knows.

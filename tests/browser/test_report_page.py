@@ -101,7 +101,9 @@ def test_turns_tools_images_branches_and_search(browser: Browser, report: Path) 
         page.select_option("#step", "1")
         page.select_option("#sort", "order")
         page.locator(".list button").nth(1).click()
-        expect(page.locator(".segment > summary")).to_contain_text(["prompt", "turn 1", "environment", "turn 2"])
+        expect(page.locator(".segment > summary")).to_contain_text(
+            ["prompt", "turn 1, ended by stop, reward 0.25", "environment", "turn 2, ended by stop, reward 0.5"]
+        )
         expect(page.locator(".region[data-what='tool call']")).to_have_count(2)
         expect(page.locator(".region[data-what='tool response']")).to_have_count(1)
         assert page.locator(".detail img").evaluate("e => e.decode().then(() => e.naturalWidth)") == 48

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -118,6 +119,7 @@ def test_quick_launch_as_a_ray_job(running_ray: dict[str, str], tmp_path: Path) 
     flags = [places.get(word, word) for word in QUICK_LAUNCH.split()]
     shutil.copy(Path(__file__).parents[2] / "examples" / "python" / "logger.py", workspace.path)
     flags += ["--logger.path", "logger.py:CsvLogger"]
+    flags += ["--eval.at_start", "--eval.dataset", "prompts.jsonl", "--eval.steps", "2"]
     commands = [f"sleep 1; echo $PWD >> {tmp_path}/set_up", "touch made_by_setup_commands"]
     runtime_env = json.dumps({"working_dir": str(workspace.path), "setup_commands": commands})
     submit = [f"{BIN}/ray", "job", "submit", "--runtime-env-json", runtime_env, "--"]
@@ -125,6 +127,7 @@ def test_quick_launch_as_a_ray_job(running_ray: dict[str, str], tmp_path: Path) 
     done = subprocess.run(submit, env=running_ray, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "step 2 " in done.stdout
+    assert re.findall(r"^eval at step (\d+)", done.stdout, re.MULTILINE) == ["0", "2"]
     for option in ("vllm.sync_backend", "vllm.enable_sleep", "ds.enable_sleep", "train.colocate_all"):
         assert f"no GPU: --{option} " in done.stdout
     for option in ("vllm.gpu_memory_utilization", "vllm.enforce_eager"):

@@ -1,4 +1,7 @@
-"""INT and TERM end a real run in order, whatever it is doing: exit 130 / 143, nothing left."""
+"""INT and TERM end a real run in order, whatever it is doing: exit 130 / 143, nothing left.
+
+In the default run it is `test_chaos.py` that ends so.
+"""
 
 from __future__ import annotations
 
@@ -42,16 +45,11 @@ def interrupt(run: Run, signum: signal.Signals, *, group: bool) -> None:
         os.kill(run.process.pid, signum)
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("moment", "signum", "group"),
-    [
-        pytest.param(m, s, g, marks=[] if (m, s, g) in DEFAULT else pytest.mark.proof)
-        for DEFAULT in [{("update", signal.SIGTERM, False)}]
-        for m in MOMENTS
-        for s in (signal.SIGINT, signal.SIGTERM)
-        for g in (False, True)
-    ],
+    [(m, s, g) for m in MOMENTS for s in (signal.SIGINT, signal.SIGTERM) for g in (False, True)],
 )
 def test_signal_ends_the_run(workspace: Workspace, moment: str, signum: signal.Signals, group: bool) -> None:
     with running(workspace) as run:

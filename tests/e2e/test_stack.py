@@ -79,6 +79,7 @@ def configure(path: Path, *, tied: bool) -> tuple[TrainPPOConfig, Prepared]:
         "train.batch_size": 8,
         "train.micro_batch_size": 8,
         "ckpt.output_dir": str(path / "exported"),
+        "ckpt.path": str(path / "checkpoints"),
         "logger.record_dir": str(path / "records"),
         "vllm.stats_enable": tied,
         "ds.lora.rank": 8,

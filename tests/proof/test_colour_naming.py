@@ -17,10 +17,10 @@ from support.vision_models import tiny_vision
 pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.timeout(3600)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
-PROMPTS, SAMPLES, STEPS = 12, 8, 60
+PROMPTS, SAMPLES, STEPS = 12, 8, 120
 FROZEN_STEPS = 180
-FROZEN = ("--actor.freeze_visual_encoder", "--actor.adam.lr", "7e-4")
-"""Fewer weights learn more slowly, and at the rate of all weights the reward swings."""
+FROZEN = ("--actor.freeze_visual_encoder",)
+"""Fewer weights learn more slowly."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def command(model: str, rows: Path, folder: Path, source: dict[str, object], *sw
         "algo.advantage.estimator": "reinforce_baseline",
         "algo.kl.init_coef": 0,
         "vllm.num_engines": 1,
-        "actor.adam.lr": 1.5e-3,
+        "actor.adam.lr": 7e-4,  # at twice that the reward swings, and how one kind of processor rounds decides
         "actor.lr_scheduler": "constant_with_warmup",
         "rollout.batch_size": PROMPTS,
         "rollout.n_samples_per_prompt": SAMPLES,

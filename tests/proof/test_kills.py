@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from support.stack_runs import Run, Workspace, command_of, make_workspace, marked_processes, running
+from support.stack_runs import Run, Workspace, make_workspace, pids, running
 from support.tiny_models import tiny_qwen3
 
-pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.timeout(600), pytest.mark.alarms("all_truncated")]
 
 GROUPS = 4
 SLOW_REWARD = """
@@ -26,13 +26,6 @@ def reward_func(queries, prompts, labels):
     return {"rewards": [float(len(q) % 3) for q in queries]}
 """
 FLAGS = "--vllm.num_engines 2 --actor.num_gpus_per_node 2 --rollout.micro_batch_size 8 --train.micro_batch_size 8"
-PROCESSES = {
-    "engine": "EngineCore",
-    "engine actor": "ray::EngineActor",
-    "learner rank": "ray::LearnerActor",
-    "agent worker": "ray::AgentActor",
-    "reward worker": "openrlhf.agents.reward_child",
-}
 
 
 @pytest.fixture
@@ -40,11 +33,10 @@ def workspace(tmp_path: Path) -> Workspace:
     return make_workspace(tmp_path, tiny_qwen3(tmp_path / "tiny"), prompts=2000, reward=SLOW_REWARD)
 
 
-def pids(run: Run, kind: str) -> list[int]:
-    commands = {pid: command_of(pid) for pid in marked_processes(run.mark)}
-    found = sorted(pid for pid, command in commands.items() if PROCESSES[kind] in command)
-    assert found, f"no {kind} among {sorted(commands.values())}"
-    return found
+def a_process(run: Run, kind: str) -> int:
+    found = pids(run, kind)
+    assert found, f"no {kind}:\n{run.text}"
+    return found[-1]
 
 
 def wait_until(run: Run, what: str, condition: Callable[[], bool], timeout: float) -> None:
@@ -64,7 +56,7 @@ def into_the_second_generation(workspace: Workspace, run: Run) -> None:
 
 def kill_during_generation(workspace: Workspace, run: Run, kind: str) -> None:
     into_the_second_generation(workspace, run)
-    os.kill(pids(run, kind)[-1], signal.SIGKILL)
+    os.kill(a_process(run, kind), signal.SIGKILL)
 
 
 def kill_during_push(workspace: Workspace, run: Run, kind: str) -> None:
@@ -76,7 +68,7 @@ def kill_during_push(workspace: Workspace, run: Run, kind: str) -> None:
     wait_until(run, "rewards", lambda: (workspace.path / "calls").stat().st_size == 2 * GROUPS, 60)
     time.sleep(3.0)
     assert "step 2 " not in run.text
-    os.kill(pids(run, kind)[-1], signal.SIGKILL)
+    os.kill(a_process(run, kind), signal.SIGKILL)
     time.sleep(1.0)
     os.kill(frozen, signal.SIGCONT)
 

@@ -40,6 +40,10 @@ def test_adapters_reach_what_full_training_does(outcomes: dict[str, dict]) -> No
     assert lora >= full - 0.05
 
 
+def test_no_alarm_cries(outcomes: dict[str, dict]) -> None:
+    assert [row["alarms"] for row in outcomes.values()] == [[]] * len(outcomes)
+
+
 @pytest.mark.parametrize("number", range(len(SEEDS)))
 def test_every_seed_is_within_reach(outcomes: dict[str, dict], number: int) -> None:
     assert outcomes[LORA[number].name]["after"] >= outcomes[FULL[number].name]["after"] - 0.05

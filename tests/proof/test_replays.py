@@ -12,7 +12,7 @@ from openrlhf.launcher.replay.command import main
 from support.stack_runs import make_workspace, running
 from support.tiny_models import tiny_qwen3
 
-pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.proof, pytest.mark.stack, pytest.mark.timeout(900), pytest.mark.alarms("all_truncated")]
 
 COMMON = (
     "--train.max_epochs 2 --train.batch_size 8 --train.max_steps 12 --actor.num_gpus_per_node 2 "

@@ -33,3 +33,10 @@ def desk(cluster: MiniSlurm, tmp_path: Path) -> Iterator[Desk]:
     """A user of the cluster; what a failed test left in the queue is cancelled."""
     yield Desk(tmp_path)
     cancel_all()
+
+
+@pytest.fixture
+def repaired(cluster: MiniSlurm) -> Iterator[MiniSlurm]:
+    """The cluster; nodes that a test has killed are started again afterwards."""
+    yield cluster
+    cluster.repair()

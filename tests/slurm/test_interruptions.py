@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,16 +16,6 @@ from support.slurm_runs import Desk, left_over, until
 pytestmark = [pytest.mark.proof, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(1500)]
 
 START_SECONDS = 400.0
-
-
-@pytest.fixture
-def repaired(cluster: MiniSlurm) -> Iterator[MiniSlurm]:
-    """The cluster; nodes that a test has killed are started again afterwards."""
-    yield cluster
-    for name in cluster.names:
-        if not cluster.is_up(name):
-            cluster.start_node(name)
-    until(lambda: cluster.idle_nodes() == len(cluster.names), 120, "idle nodes")
 
 
 def test_the_loss_of_a_node_requeues_the_run(repaired: MiniSlurm, desk: Desk) -> None:

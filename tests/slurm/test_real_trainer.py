@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pytest
 
 pytest.importorskip("submitit")
 
+from openrlhf.launcher.slurm.states import read_states, wait_for
 from support.example_scripts import SCRIPTS, one_step, write_inputs
 from support.mini_slurm import MiniSlurm
-from support.slurm_runs import BIN, Desk, left_over, scancel, until
-from support.stack_runs import make_workspace
+from support.slurm_runs import BIN, Desk, exposed, left_over, scancel, until
+from support.stack_runs import make_workspace, of_the_clock
 from support.tiny_models import tiny_qwen3
 
 pytestmark = [
@@ -38,7 +41,7 @@ def metrics_of(board: Path) -> list[dict[str, Any]]:
     """What a run logged by step, without what the clock says."""
     (file,) = board.rglob("metrics.jsonl")
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k != "time" and not k.startswith(("timing/", "perf/"))} for row in rows]
+    return [{k: v for k, v in row.items() if k != "time" and not of_the_clock(k)} for row in rows]
 
 
 def test_ranks_and_engines_on_two_nodes(cluster: MiniSlurm, desk: Desk, tmp_path: Path) -> None:
@@ -53,6 +56,59 @@ def test_ranks_and_engines_on_two_nodes(cluster: MiniSlurm, desk: Desk, tmp_path
     assert [row["step"] for row in rows] == [1, 2]
     assert max(row["rollout/sync_error"] for row in rows) < 1e-4
     assert json.loads((workspace.path / "model_out" / "config.json").read_text())["model_type"] == "qwen3"
+    assert left_over(cluster, job) == []
+
+
+def places_of(job: str) -> dict[str, set[str]]:
+    """The node runner's number -> which actors run below it."""
+    found: dict[str, set[str]] = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            mark = re.search(
+                rb"OPENRLHF_NODE[A-Z_]*=" + job.encode() + rb"\.\d+\.(\d+)", (entry / "environ").read_bytes()
+            )
+            name = re.match(rb"ray::(\w+)", (entry / "cmdline").read_bytes())
+        except OSError:
+            continue
+        if mark and name:
+            found.setdefault(mark[1].decode(), set()).add(name[1].decode())
+    return found
+
+
+def test_engines_and_agents_on_nodes_of_their_own(cluster: MiniSlurm, desk: Desk, tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "work", tiny_qwen3(tmp_path / "tiny"), prompts=8)
+    flags = [*workspace.flags, *SMALL, "--actor.num_gpus_per_node", "1", "--vllm.num_engines", "1"]
+    parts = ["--het", "engines=--nodes 1 --cpus-per-task 4", "--het", "agents=--nodes 1 --cpus-per-task 2"]
+    job = desk.launch("slurm", "--cpus-per-task", "4", *parts, "--parsable", "--", *flags).stdout.strip()
+    until(lambda: "step 1 " in desk.log(job) or read_states([job])[0].ended, 600, "first step")
+    places = places_of(job)
+    states = wait_for(job, pause=0.5, longest=1.0)
+    print(desk.log(job), desk.log(job, 1), desk.log(job, 2), places)
+    assert [state.state for state in states] == ["COMPLETED"] * 3
+    assert "all 3 nodes are up: node1, node2, node3" in desk.log(job)
+    assert "[node2] node 1 of 3" in desk.launch("logs", job, "--node", "node2").stdout
+    assert places["1"] >= {"EngineActor"}
+    assert places["2"] >= {"AgentActor"}
+    assert places["0"] >= {"PolicyActor"}
+    assert sum(len(actors & {"EngineActor", "AgentActor", "PolicyActor"}) for actors in places.values()) == 3
+    assert left_over(cluster, job) == []
+
+
+def test_an_evaluation_is_a_job_that_shows_no_secret(cluster: MiniSlurm, desk: Desk, tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "work", tiny_qwen3(tmp_path / "tiny"), prompts=8)
+    keys = {"flag": token_hex(12), "variable": token_hex(12)}
+    prompts = workspace.flags[workspace.flags.index("--data.prompt_dataset") + 1]
+    flags = [*workspace.flags, "--vllm.num_engines", "1", "--eval.dataset", prompts, "--logger.wandb.key", keys["flag"]]
+    own = ["--cpus-per-task", "4", "--env", f"HF_TOKEN={keys['variable']}", "--parsable"]
+    job = desk.launch("slurm", *own, "--", "eval", "--json", "--", *flags).stdout.strip()
+    found: list[str] = []
+    while not read_states([job])[0].ended:
+        found += exposed(keys.values(), [tmp_path, cluster.root, *cluster.local_folders(), Path.home() / ".netrc"])
+    state = desk.end(job)
+    assert (state.state, state.restarts) == ("COMPLETED", 0)
+    (metrics,) = [json.loads(line) for line in desk.log(job).splitlines() if line.startswith('{"eval/')]
+    assert metrics["eval/eval_num_samples"] > 0
+    assert found == []
     assert left_over(cluster, job) == []
 
 
@@ -151,5 +207,21 @@ def test_a_failing_trainer_fails_the_job_with_its_status(cluster: MiniSlurm, des
     job = done.stdout.split()[1]
     assert done.returncode == 1
     assert "reward_func" in desk.log(job)
+    assert left_over(cluster, job) == []
+    shutil.rmtree(workspace.path)
+
+
+def test_checkpoints_on_disks_of_the_nodes_end_the_job_before_its_first_step(
+    cluster: MiniSlurm, desk: Desk, tmp_path: Path
+) -> None:
+    workspace = make_workspace(tmp_path / "work", tiny_qwen3(tmp_path / "tiny"))
+    own = ["--ckpt.path", str(cluster.local / "checkpoints"), "--ckpt.save_steps", "1"]
+    flags = [*workspace.flags, *SPREAD, *SMALL, *own]
+    done = desk.launch("slurm", *NODES, "--wait", "--", *flags, timeout=900, check=False)
+    job = done.stdout.split()[1]
+    assert done.returncode == 1
+    assert "is another folder on " in desk.log(job)
+    assert "file system that all nodes share" in desk.log(job)
+    assert "step 1 " not in desk.log(job)
     assert left_over(cluster, job) == []
     shutil.rmtree(workspace.path)

@@ -80,6 +80,7 @@ def test_cancel_leaves_nothing_b106(cluster: MiniSlurm, neighbours: tuple[Desk, 
     assert left_over(cluster, long) == []
 
 
+@pytest.mark.proof
 def test_a_warning_saves_and_requeues_under_the_same_id_b103(cluster: MiniSlurm, desk: Desk) -> None:
     job = desk.submit(f"count {desk.notes} 12", "--cpus-per-task", "2")
     until(desk.notes.exists, START_SECONDS, "trainer")
@@ -133,9 +134,24 @@ def test_a_sweep_is_a_job_array(desk: Desk) -> None:
     )
 
 
-def test_selfcheck_on_every_node(desk: Desk) -> None:
+FAKE_APPTAINER = """#!/bin/sh
+echo "$@" >> {calls}
+while [ "$1" != {image} ]; do shift; done
+shift
+PATH={bin}:$PATH exec "$@"
+"""
+"""Runs what it is told to run in an image, without the image."""
+
+
+def test_selfcheck_on_every_node_in_a_container(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, image = desk.folder / "calls", "/images/openrlhf.sif"
+    (desk.folder / "bin").mkdir()
+    (desk.folder / "bin" / "apptainer").write_text(FAKE_APPTAINER.format(calls=calls, image=image, bin=BIN))
+    (desk.folder / "bin" / "apptainer").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{desk.folder / 'bin'}:{os.environ['PATH']}")
     where = ["--nodes", "2", "--cpus-per-task", "1", "--env", f"XDG_CACHE_HOME={desk.folder}"]
-    words = ["--selfcheck", *where, "--parsable", "--wait", "--", "--only", "versions", "ranks"]
+    inside = ["--container", image, "--container-mount", "/d:/d"]
+    words = [*where, *inside, "--parsable", "--wait", "--", "selfcheck", "--only", "versions", "ranks"]
     job = desk.launch("slurm", *words, timeout=START_SECONDS).stdout.strip()
     for node in range(2):
         log = desk.log(job, node)
@@ -143,6 +159,8 @@ def test_selfcheck_on_every_node(desk: Desk) -> None:
         assert re.search(r"^skipped ranks +needs 2 GPUs", log, re.MULTILINE)
     (state,) = read_states([job])
     assert (state.state, state.exit_code) == ("COMPLETED", 0)
+    said = f"exec --nv --pwd {desk.folder} --bind /d:/d {image} python3 -u -m submitit.core._submit"
+    assert [line.startswith(said) for line in calls.read_text().splitlines()] == [True, True]
 
 
 def test_script_is_accepted_and_clean(desk: Desk) -> None:
@@ -151,15 +169,15 @@ def test_script_is_accepted_and_clean(desk: Desk) -> None:
     assert "to start at" in asked.stderr
     refused = desk.launch("slurm", "--nodes", "9", "--test-only", "--", *desk.flags, check=False)
     assert refused.returncode != 0
-    printed = desk.launch("slurm", *options, "--dry-run", "--", *desk.flags).stdout
+    container = ["--container", "/images/a b.sif", "--container-mount", "/d:/d", "--module", "cuda/13.0"]
+    apart = ["--het", "engines=--nodes 1 --gpus-per-node h100:1", "--nodes", "1"]
+    sweep = ["--set", "actor.adam.lr=1,2"]
     script = desk.folder / "job.sh"
-    script.write_text(printed)
-    subprocess.run(["sbatch", "--test-only", str(script)], check=True, timeout=60)
-    subprocess.run(["shellcheck", str(script)], check=True, timeout=60)
-    sweep = desk.launch("sweep", *options, "--set", "actor.adam.lr=1,2", "--dry-run", "--", *desk.flags).stdout
-    script.write_text(sweep)
-    subprocess.run(["sbatch", "--test-only", str(script)], check=True, timeout=60)
-    subprocess.run(["shellcheck", str(script)], check=True, timeout=60)
+    for name, words in (("slurm", []), ("slurm", container), ("slurm", apart), ("sweep", sweep)):
+        flags = [*desk.flags, *(["--actor.num_gpus_per_node", "2"] if words is apart else [])]
+        script.write_text(desk.launch(name, *options, *words, "--dry-run", "--", *flags).stdout)
+        subprocess.run(["sbatch", "--test-only", str(script)], check=True, timeout=60)
+        subprocess.run(["shellcheck", str(script)], check=True, timeout=60)
 
 
 def test_states_without_accounting_b102(desk: Desk) -> None:

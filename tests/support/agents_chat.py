@@ -36,6 +36,7 @@ def run(agent, script, *, prompt="hi", n_samples=1, template=None, delay=0.0, **
     engine = script if isinstance(script, ScriptedEngine) else ScriptedEngine(script, tokenizer=tokenizer, delay=delay)
 
     changes.setdefault("timeout", 200.0)  # a slow machine is no failure
+    changes.setdefault("client_sampling", "honour")
 
     async def main():
         executor = Executor(agent)
@@ -71,10 +72,25 @@ def chat_body(**changes):
 class Direct:
     """The chat server without sockets: requests of one session through the ASGI application, on one event loop."""
 
-    def __init__(self, script, *, template=None, tokenizer=None, max_length=4096, max_turns=1000, **engine: Any):
+    def __init__(
+        self,
+        script,
+        *,
+        template=None,
+        tokenizer=None,
+        max_length=4096,
+        max_turns=1000,
+        client_sampling: Any = "honour",
+        guided=True,
+        parser=None,
+        **engine: Any,
+    ):
         self.tokenizer = tokenizer or (TemplateTokenizer(template) if template else TemplateTokenizer())
         self.scripted = ScriptedEngine(script, tokenizer=self.tokenizer)
-        sample = SampleEngine(self.scripted, settings=EpisodeSettings(agent=AgentConfig(max_turns=max_turns)), **engine)
+        agent = AgentConfig(max_turns=max_turns, client_sampling=client_sampling)
+        settings = EpisodeSettings(agent=agent, guided=guided)
+        sample = SampleEngine(self.scripted, settings=settings, **engine)
+        sample.parser = parser
         renderer = ChatRenderer(self.tokenizer)
         self.session = ChatSession(renderer, self.tokenizer, sample, SamplingParams(), max_length)
         self.server = ChatServer()
@@ -112,3 +128,21 @@ class Direct:
     def texts(self):
         """The branches of the session as text."""
         return [self.tokenizer.decode(b.recorder.token_ids) for b in self.session.branches]
+
+
+class Reader:
+    """A vision model: one placeholder token, three tokens per image, bytes from `data:` texts."""
+
+    placeholder = 266  # <|image|>
+    reads = 0
+
+    def read(self, image):
+        if isinstance(image, bytes):
+            return image
+        if not image.startswith("data:"):
+            raise ValueError(f"no image at {image!r}")
+        self.reads += 1
+        return image.encode()
+
+    def tokens(self, image):
+        return (5, 6, 7)

@@ -14,9 +14,9 @@ def code_of(source):
     return CodeFile(path="/nowhere/my_reward.py", source=textwrap.dedent(source))
 
 
-def with_pool(code, body, timeout=5.0, processes=1):
+def with_pool(code, body, timeout=5.0, processes=1, max_memory=None):
     async def main():
-        pool = RewardPool(code, timeout, processes)
+        pool = RewardPool(code, timeout, processes, max_memory)
         try:
             return await body(pool)
         finally:

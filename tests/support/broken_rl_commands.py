@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
+from support.broken_credit_commands import CREDIT_CASES
+from support.broken_credit_commands import RLOO as RLOO
+from support.broken_reward_commands import REWARD_CASES
+
 BASE = (
     "--actor.model_name_or_path A --data.prompt_dataset D --reward.remote_url f.py --vllm.num_engines 1"
     " --rollout.batch_size 128 --rollout.n_samples_per_prompt 1"
 )
 REENTRANT = "--actor.gradient_checkpointing_enable --actor.gradient_checkpointing_reentrant"
-RLOO = "--algo.advantage.estimator rloo --rollout.n_samples_per_prompt 4 --rollout.batch_size 32"
+RING = "--ds.ring_attn_size 2"
+OWN = "--vllm.engine_class json:JSONDecoder"
 
 CASES = [
+    *CREDIT_CASES,
+    *REWARD_CASES,
     # (broken, flags that must be named, words of the message, mended)
-    # B012
-    ("--algo.advantage.estimator rloo", "rollout.n_samples_per_prompt", "compares the samples", RLOO),
-    ("--algo.advantage.estimator group_norm", "algo.advantage.estimator", "compares", RLOO),
-    ("--algo.advantage.estimator reinforce_baseline", "algo.advantage.estimator", "compares", RLOO),
-    ("--algo.advantage.estimator dr_grpo", "algo.advantage.estimator", "compares the samples", RLOO),
-    (f"{RLOO} --critic.model_name_or_path C", "critic.model_name_or_path", "only the estimator gae", RLOO),
-    (f"{RLOO} --critic.freezing_steps 3", "critic.freezing_steps", "has a critic", "--critic.freezing_steps 3"),
-    (f"{RLOO} --critic.save_value_network", "critic.save_value_network", "", "--critic.save_value_network"),
     (
         f"{REENTRANT} --actor.aux_loss_coef 0.1",  # N04
         "actor.gradient_checkpointing_reentrant",
         "would not be trained",
         "--actor.gradient_checkpointing_reentrant",
     ),
-    (f"{RLOO} --algo.advantage.gamma 0.9", "algo.advantage.gamma", "gae and reinforce", "--algo.advantage.gamma 0.9"),
     (
         "--actor.policy_loss_type gspo --actor.loss_agg_mode seq-mean-token-sum-norm",
         "actor.loss_agg_mode",
@@ -38,19 +36,6 @@ CASES = [
         "the file's function is the loss",
         "--actor.loss_path mine.py",
     ),
-    (
-        "--algo.dynamic_filtering_enable",
-        "rollout.n_samples_per_prompt",
-        "the mean score over a prompt's samples",
-        f"--algo.dynamic_filtering_enable {RLOO}",
-    ),
-    (
-        "--algo.dynamic_filtering_range 1 0",
-        "algo.dynamic_filtering_range",
-        "smaller",
-        "--algo.dynamic_filtering_range 0 1",
-    ),
-    ("--algo.dynamic_filtering_range 1 1", "algo.dynamic_filtering_range", "", "--algo.dynamic_filtering_range 1 2"),
     (
         "--algo.advantage.is_correction_threshold 5 0.5",
         "algo.advantage.is_correction_threshold",
@@ -142,13 +127,6 @@ CASES = [
     ("--actor.optim muon --actor.muon.ns_steps 6", "actor.muon.ns_steps", "5 Newton", "--actor.optim muon"),
     ("--actor.optim muon --actor.muon.no_nesterov", "actor.muon.nesterov", "always uses", "--actor.optim muon"),
     ("--train.agent_func_path a.py", "train.agent_func_path", "several sources", ""),
-    ("--reward.model_name_or_path R", "reward.remote_url", "several sources", ""),
-    (
-        "--reward.api_key k",
-        "reward.api_key",
-        "sent to a reward server",
-        "--reward.api_key k --reward.remote_url http://h",
-    ),
     ("--data.input_template Q:", "data.input_template", "no place for the prompt", "--data.input_template Q:{}"),
     (
         "--data.input_template Q:{} --data.apply_chat_template",
@@ -286,6 +264,23 @@ CASES = [
     ),
     ("--ds.tensor_parallel_size 2 --ds.param_dtype fp16", "ds.param_dtype", "in bf16", "--ds.tensor_parallel_size 2"),
     ("--ds.tensor_parallel_size 3", "ds.tensor_parallel_size", "--ds.tensor_parallel_size 2 or 4", ""),
+    (f"{RING} --train.share_prompt on", "train.share_prompt", "in whole rows", f"{RING} --train.share_prompt auto"),
+    (f"{RING} --rollout.top_p 0.9", "rollout.top_p", "that sampling keeps", RING),
+    (f"{RING} --rollout.top_k 5", "rollout.top_k", "that sampling keeps", RING),
+    (f"{RING} --rollout.min_p 0.1", "rollout.min_p", "that sampling keeps", RING),
+    (f"{RING} --ds.tensor_parallel_size 2", "ds.tensor_parallel_size", "shown to work together", RING),
+    (f"{RING} --ds.use_liger_kernel", "ds.use_liger_kernel", "shown to work together", RING),
+    (f"{RING} --ds.load_in_4bit --ds.lora.rank 8", "ds.load_in_4bit", "shown to work together", RING),
+    (f"{RING} --ds.deepcompile", "ds.deepcompile", "shown to work together", RING),
+    (f"{RING} --ds.zpg 2 --ds.zero_stage 3", "ds.zpg", "shown to work together", RING),
+    (
+        f"{RING} --algo.distill.divergence reverse --ref.model_name_or_path T",
+        "algo.distill.divergence",
+        "teacher",
+        RING,
+    ),
+    ("--ds.ring_attn_size 3", "ds.ring_attn_size", "--ds.ring_attn_size 2 or 4", "--ds.ring_attn_size 4"),
+    ("--ds.ring_attn_head_stride 2", "ds.ring_attn_head_stride", "no rows cut", f"{RING} --ds.ring_attn_head_stride 2"),
     ("--ds.zpg 4", "ds.zero_stage", "only ZeRO-3", "--ds.zpg 4 --ds.zero_stage 3"),
     ("--ds.zpg 3 --ds.zero_stage 3", "ds.zpg", "--ds.zpg 2 or 4", ""),
     ("--vllm.engine_args x", "vllm.engine_args", "not JSON", "--vllm.engine_args {}"),
@@ -295,7 +290,9 @@ CASES = [
     ("--vllm.engine_class none_such:Engine", "vllm.engine_class", "no such class", ""),
     ("--ds.backend none_such:build", "ds.backend", "no such function", ""),
     ("--ds.backend json", "ds.backend", "no such function", "--ds.backend json:loads"),
-    ("--vllm.engine_class json", "vllm.engine_class", "no such class", "--vllm.engine_class json:JSONDecoder"),
+    (f"--agent.tool_parser auto {OWN}", "agent.tool_parser", "are vLLM's", OWN),
+    (f"--agent.reasoning_parser auto {OWN}", "agent.reasoning_parser", "are vLLM's", "--agent.reasoning_parser auto"),
+    ("--vllm.engine_class json", "vllm.engine_class", "no such class", OWN),
     (f"{RLOO} --train.colocate_all --vllm.num_engines 3", "vllm.num_engines", "--vllm.num_engines 8", ""),
     (
         f"{RLOO} --train.colocate_all --vllm.num_engines 8 --ref.num_gpus_per_node 4",

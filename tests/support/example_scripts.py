@@ -41,10 +41,13 @@ def reward_func(queries, prompts, labels):
 def one_step(script: Path) -> list[str]:
     """Flags to be given to the script after its own."""
     text = script.read_text(encoding="utf-8")
-    small = [word for flag, value in SMALL.items() if f"--{flag} " in text for word in (f"--{flag}", str(value))]
+    ranks = 2 if "--ds.ring_attn_size 2 " in text else 1
+    values = {flag: ranks if flag.endswith("num_gpus_per_node") else value for flag, value in SMALL.items()}
+    small = [word for flag, value in values.items() if f"--{flag} " in text for word in (f"--{flag}", str(value))]
     if "--algo.dynamic_filtering_enable" in text:  # a random model gets the same score every time
         small += ["--algo.dynamic_filtering_range", "-1", "2"]
-    return [*small, "--train.max_steps", "1", "--vllm.num_engines", "1"]
+    engines = ranks if "--train.colocate_all " in text else 1
+    return [*small, "--train.max_steps", "1", "--vllm.num_engines", str(engines)]
 
 
 def write_inputs(folder: Path) -> dict[str, str]:

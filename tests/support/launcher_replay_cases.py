@@ -53,6 +53,7 @@ class MadeUp(RecordedRollout):
     """Samples of random tokens after the prompt's name; the last one of every third prompt fails."""
 
     processor: ImageProcessor | None = None
+    turns: bool = False
     kept: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -75,13 +76,19 @@ class MadeUp(RecordedRollout):
         answer = [rng.randrange(40, VOCAB) for _ in range(rng.randint(2, 9))]
         n, failed = len(prompt) + len(answer), sample == SAMPLES - 1 and item.position % 3 == 0
         reward = None if failed else rng.random()
+        ranges = [(len(prompt), n - 1), (n - 1, n)] if self.turns else [(len(prompt), n)]
+        turns = [
+            Turn(start=a, end=b, finish_reason="stop", reward=rng.random() if self.turns else None) for a, b in ranges
+        ]
+        if self.turns and not failed:
+            reward = sum(turn.reward or 0.0 for turn in turns)
         return Trajectory(
             token_ids=prompt + answer,
             trainable=[0] * len(prompt) + [1] * len(answer),
             logprobs=[0.0] * len(prompt) + [-rng.random() for _ in answer],
             versions=[-1] * len(prompt) + [0] * len(answer),
             prompt_length=len(prompt),
-            turns=[Turn(start=len(prompt), end=n, finish_reason="stop")],
+            turns=turns,
             stop_reason=StopReason.FAILED if failed else StopReason.STOP,
             group_id=item.group_id,
             sample_index=sample,
@@ -107,7 +114,7 @@ class SharedLearner(LocalLearner):
         return prepare_here(shares, policy=self.policy, kl_coef=kl_coef, step=step)
 
 
-def configuration(model: str, *, optim: str, images: bool) -> TrainPPOConfig:
+def configuration(model: str, *, optim: str, images: bool, turns: str = "off") -> TrainPPOConfig:
     flags: dict[str, Any] = {
         "actor.model_name_or_path": model,
         "actor.optim": optim,
@@ -119,6 +126,7 @@ def configuration(model: str, *, optim: str, images: bool) -> TrainPPOConfig:
         "data.max_len": 64,
         "data.max_images_per_prompt": 2 if images else 0,
         "reward.normalize_enable": True,
+        "algo.turn_rewards": turns,
         "rollout.batch_size": 2,
         "rollout.n_samples_per_prompt": SAMPLES,
         "rollout.max_failed_fraction": 1.0,
@@ -151,7 +159,9 @@ def _wait(world: int) -> None:
         dist.barrier()
 
 
-def recorded_and_replayed(rank: int, world: int, folder: Path, *, optim: str, images: bool) -> dict[str, Any]:
+def recorded_and_replayed(
+    rank: int, world: int, folder: Path, *, optim: str, images: bool, turns: str = "off"
+) -> dict[str, Any]:
     """Digests of the weights before, after, and after the replay of a run; whether their metrics are the same."""
     model = str(folder / "qwen3")
     if images:
@@ -159,8 +169,8 @@ def recorded_and_replayed(rank: int, world: int, folder: Path, *, optim: str, im
         if rank == 0:
             tiny_vision("qwen3_vl", model)
         _wait(world)
-    config = configuration(model, optim=optim, images=images)
-    place = folder / f"record-{optim}-{images}-{world}"
+    config = configuration(model, optim=optim, images=images, turns=turns)
+    place = folder / f"record-{optim}-{images}-{turns}-{world}"
     record = None
     if rank == 0:
         record = RunRecord(place, run="r", name="r", ranks=world, goes_on=False, config_toml="")
@@ -169,7 +179,9 @@ def recorded_and_replayed(rank: int, world: int, folder: Path, *, optim: str, im
     before, sink = _digest(learner), FakeSink()
     processor = ImageProcessor(model) if images else None
     prompts = FakePrompts(2 * STEPS)
-    parts = TrainerParts(rollout=MadeUp(processor), learner=learner, prompts=prompts, sink=sink, record=record)
+    parts = TrainerParts(
+        rollout=MadeUp(processor, turns != "off"), learner=learner, prompts=prompts, sink=sink, record=record
+    )
     _run(Trainer(config, parts))
     _wait(world)
     again, second = _learner(config, rank, world, None), FakeSink()
@@ -203,11 +215,12 @@ def _run(trainer: Trainer) -> None:
 
 
 def run_replays(rank: int, world: int, folder: Path) -> dict[str, Any]:
-    """Both optimisers, and one with images."""
+    """Both optimisers, one with images, and one with a reward per turn."""
     return {
         "adam": recorded_and_replayed(rank, world, folder, optim="adam", images=False),
         "muon": recorded_and_replayed(rank, world, folder, optim="muon", images=False),
         "images": recorded_and_replayed(rank, world, folder, optim="adam", images=True),
+        "turns": recorded_and_replayed(rank, world, folder, optim="adam", images=False, turns="to_go"),
     }
 
 

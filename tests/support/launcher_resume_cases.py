@@ -21,6 +21,7 @@ from openrlhf.launcher.ranks.roles import CriticRank, PolicyRank, Resolve
 from openrlhf.launcher.ray.start import learner_spec
 from openrlhf.launcher.samples import SampleRef
 from openrlhf.launcher.trainer.protocols import Prepared
+from openrlhf.learner.folders.shared import together
 from openrlhf.learner.learner import Learner
 from openrlhf.learner.spec import Role
 from support.learner_models import VOCAB
@@ -102,10 +103,12 @@ class LocalLearner(FakeLearner):
 
     async def sync_reference(self) -> None: ...
 
-    async def save(self, folder: str) -> None:
-        self.policy.save(f"{folder}/actor")
-        if self.critic is not None:
-            self.critic.save(f"{folder}/critic")
+    async def blind_to(self, path: str) -> list[str]:
+        return []
+
+    async def save(self, folder: str) -> dict[str, int]:
+        written = together([self.policy.save(f"{folder}/actor")], "actor")
+        return written | ({} if self.critic is None else together([self.critic.save(f"{folder}/critic")], "critic"))
 
     async def load(self, folder: str) -> None:
         self.policy.load_checkpoint(f"{folder}/actor")

@@ -31,6 +31,7 @@ MODULES = (
     "support.learner_dtype_cases",
     "support.learner_teaching_cases",
     "support.learner_sharing_cases",
+    "support.learner_sequence_cases",
     "support.learner_lora_cases",
     "support.learner_adapter_cases",
 )

@@ -165,14 +165,24 @@ class MiniSlurm:
         process.kill()
         process.wait()
 
+    def repair(self) -> None:
+        """Start the nodes again that were killed; until all could run a job."""
+        for name in self.names:
+            if not self.is_up(name):
+                self.start_node(name)
+        self._wait(lambda: self.idle_nodes() == len(self.names), "idle nodes")
+
     def is_up(self, name: str) -> bool:
         """Whether the node runs."""
         return name in self._nodes
 
+    def local_folders(self) -> list[Path]:
+        """The temporary folders of all nodes, as seen from outside of them."""
+        return [Path(f"/proc/{process.pid}/root{self.local}") for process in self._nodes.values()]
+
     def local_files(self) -> list[Path]:
-        """What lies in the temporary folders of all nodes, as seen from outside of them."""
-        roots = [Path(f"/proc/{process.pid}/root{self.local}") for process in self._nodes.values()]
-        return [path for root in roots for path in root.iterdir()]
+        """What lies in them."""
+        return [path for root in self.local_folders() for path in root.iterdir()]
 
     def idle_nodes(self) -> int:
         """How many nodes could run a job now."""

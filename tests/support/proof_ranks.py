@@ -29,6 +29,9 @@ from openrlhf.core.config import (
     RewardShapingConfig,
 )
 from openrlhf.core.tables import estimator_row
+from openrlhf.launcher.health.checks import Expected
+from openrlhf.launcher.health.observation import observe
+from openrlhf.launcher.health.watch import HealthWatch
 from openrlhf.launcher.ranks.config import RankConfig
 from openrlhf.launcher.ranks.roles import CriticRank, PolicyRank
 from openrlhf.launcher.samples import Group, SampleInfo
@@ -94,13 +97,20 @@ class Sampler:
             max_new_tokens=MAX_NEW_TOKENS,
             pad_token_id=self.tokenizer.pad_token_id,
         )
-        rows = [self._trajectory(row, ids.shape[1], i // n, i % n) for i, row in enumerate(out.tolist())]
+        logits = self.model(input_ids=out).logits[:, :-1].float()
+        logprobs = logits.log_softmax(-1).gather(2, out[:, 1:, None]).squeeze(2).tolist()
+        rows = [
+            self._trajectory(row, [0.0, *own], ids.shape[1], i // n, i % n)
+            for i, (row, own) in enumerate(zip(out.tolist(), logprobs, strict=True))
+        ]
         return [
             self._scored(rows[i * n : (i + 1) * n], chat, example)
             for i, (chat, example) in enumerate(zip(chats, examples, strict=True))
         ]
 
-    def _trajectory(self, row: list[int], prompt_length: int, group: int, position: int) -> Trajectory:
+    def _trajectory(
+        self, row: list[int], logprobs: list[float], prompt_length: int, group: int, position: int
+    ) -> Trajectory:
         answer = row[prompt_length:]
         end = self.tokenizer.eos_token_id
         stopped = end in answer
@@ -108,7 +118,7 @@ class Sampler:
         return Trajectory(
             token_ids=row[:length],
             trainable=[0] * prompt_length + [1] * (length - prompt_length),
-            logprobs=[0.0] * length,
+            logprobs=[0.0] * prompt_length + logprobs[prompt_length:length],
             versions=[-1] * prompt_length + [0] * (length - prompt_length),
             prompt_length=prompt_length,
             turns=[Turn(start=prompt_length, end=length, finish_reason="stop" if stopped else "length")],
@@ -144,6 +154,7 @@ def as_group(position: int, example: Example, rows: list[Trajectory]) -> Group:
             longest_turn=t.num_trainable,
             truncated=t.truncated,
             failed=False,
+            answer=hash(tuple(t.token_ids)),
         )
         for t in rows
     ]
@@ -189,6 +200,9 @@ class Run:
         self.critic = build_rank(CriticRank, case, model_path) if estimator_row(case.estimator).critic else None
         self.sampler = Sampler(model_path)
         self.rewards: list[float] = []
+        row = estimator_row(case.estimator)
+        self.health = HealthWatch(Expected(max_norm=OptimConfig().max_norm, groups=row.groups))
+        self.alarms: list[str] = []
 
     def train(self) -> dict[str, Any]:
         """All steps. Returns (on every rank) the accuracies before and after, and the training rewards."""
@@ -202,6 +216,7 @@ class Run:
             "before": before,
             "after": self._accuracy(held_out),
             "rewards": self.rewards,
+            "alarms": self.alarms,
         }
 
     def _accuracy(self, examples: Sequence[Example]) -> float:
@@ -227,7 +242,10 @@ class Run:
         kl_coef, base = self.case.kl_coef, self.policy if self.case.kl_coef > 0 else None
         prepared = prepare_here(shares, policy=self.policy, critic=self.critic, reference=base, kl_coef=kl_coef)
         order = list(range(len(shares)))
-        update_here(prepared, order, policy=self.policy, critic=self.critic, kl_coef=kl_coef)
+        metrics = update_here(prepared, order, policy=self.policy, critic=self.critic, kl_coef=kl_coef)
+        if self.rank == 0:
+            seen = observe(step + 1, groups, shaped.metrics | prepared.metrics | metrics)
+            self.alarms += [str(news) for news in self.health.see(seen) if news.state == "raised"]
 
 
 def run_cases(rank: int, world_size: int, port: int, model_path: str, cases: Sequence[Case], results: Path) -> None:

@@ -61,7 +61,8 @@ def episode(step: int, index: int, parts: list[tuple[str, bool]], *, reward: flo
     for text, own in parts:
         piece = _encoded(text)
         if own:
-            turns.append(Turn(start=len(tokens), end=len(tokens) + len(piece), finish_reason="stop"))
+            start, earned = len(tokens), 0.25 * (len(turns) + 1)
+            turns.append(Turn(start=start, end=start + len(piece), finish_reason="stop", reward=earned))
         tokens += piece
         mask += [own] * len(piece)
     trained = np.array(mask)

@@ -164,4 +164,8 @@ SICK = [
     ),
     Sickness(name="stale_samples", metrics=lambda step, rng: {"rollout/staleness_mean": 7.0}),
     Sickness(name="reward_is_length", sample=by_length),
+    Sickness(
+        name="environment_fails",
+        metrics=lambda step, rng: {"environment/search/failed_share": 1.0, "environment/search/off": 0.0},
+    ),
 ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +72,7 @@ class Desk:
 
     def end(self, job: str) -> JobState:
         """The state in which the job ended; its logs are printed for a failing test."""
-        (state,) = wait_for(job, pause=0.5)
+        (state,) = wait_for(job, pause=0.5, longest=1.0)
         for path in sorted((self.logs / job).glob("*.out")):
             print(f"--- {path.name}\n{path.read_text()[-6000:]}")
         return state
@@ -95,6 +96,39 @@ def left_over(cluster: MiniSlurm, job: str) -> list[str]:
         except OSError:
             continue
     return found + [str(path) for path in [*cluster.local_files(), *Path("/tmp").iterdir()] if path.name == f"r{job}"]
+
+
+def exposed(secrets: Iterable[str], places: Iterable[Path]) -> list[str]:
+    """Where another user could read one of these values: in command lines, and in files below `places` for everybody.
+
+    Folders below them that are for their owner alone are not entered; the places themselves are, whatever their mode.
+    """
+    values = [value.encode() for value in secrets]
+    lines = [entry / "cmdline" for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    found = []
+    tops = [top for place in places for top in (place.iterdir() if place.is_dir() else [place])]
+    for path in [*lines, *(file for top in tops for file in _open_files(top))]:
+        try:
+            if any(value in path.read_bytes() for value in values):
+                found.append(str(path))
+        except OSError:
+            continue
+    return found
+
+
+def _open_files(place: Path) -> Iterator[Path]:
+    """A file, or those below a folder, that others may read."""
+    try:
+        mode = place.lstat().st_mode
+        if not mode & 0o004 or stat.S_ISLNK(mode):
+            return
+        if stat.S_ISREG(mode):
+            yield place
+        elif stat.S_ISDIR(mode) and mode & 0o001:
+            for child in place.iterdir():
+                yield from _open_files(child)
+    except OSError:
+        return
 
 
 def scancel(*words: str) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,11 @@ def reward_func(queries, prompts, labels):
 '''
 
 MARK = "OPENRLHF_TEST_RUN"
+
+
+def of_the_clock(metric: str) -> bool:
+    """Whether a metric says how long something took, which no seed decides."""
+    return metric.startswith(("timing/", "perf/")) or metric.endswith("seconds")
 
 
 @dataclass
@@ -154,17 +159,40 @@ def command_of(pid: int) -> str:
 
 def start_run(workspace: Workspace, *extra: str, env: dict[str, str] | None = None) -> Run:
     """Start `train_ppo_ray` in a process group of its own."""
-    mark = f"{workspace.path.name}-{time.time_ns()}"
-    log = workspace.path / f"{mark}.log"
+    command = [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *workspace.flags, *extra]
+    return start_command(command, workspace.path, env=env)
+
+
+def start_command(command: Sequence[str], folder: Path, *, env: dict[str, str] | None = None) -> Run:
+    """Start the command of a run in `folder`, where its log goes too."""
+    mark = f"{folder.name}-{time.time_ns()}"
+    log = folder / f"{mark}.log"
     own = {k: v for k, v in os.environ.items() if not k.startswith("RAY_ADDRESS") and k != RUN_ID_VARIABLE}
     before, temporary = shared_memory(), Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))  # short: Ray's sockets
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *workspace.flags, *extra],
+            command,
             stdout=out,
             stderr=subprocess.STDOUT,
-            cwd=workspace.path,
+            cwd=folder,
             env=own | {MARK: mark, "TMPDIR": str(temporary)} | (env or {}),
             start_new_session=True,
         )
     return Run(process, log, mark, temporary, before)
+
+
+PROCESSES = {
+    "engine": r"ray::EngineActor\.start",  # its core is a fork, which keeps the name of then
+    "engine actor": r"ray::EngineActor(?!\.start)",
+    "learner rank": "ray::PolicyActor",
+    "agent worker": "ray::AgentActor",
+    "reward worker": "openrlhf.agents.reward_child",
+    "raylet": "raylet/raylet ",
+}
+"""Kinds of processes of a run, and what their command lines hold."""
+
+
+def pids(run: Run, kind: str) -> list[int]:
+    """The processes of a kind; none while they are not there yet."""
+    commands = {pid: command_of(pid) for pid in marked_processes(run.mark)}
+    return sorted(pid for pid, command in commands.items() if re.search(PROCESSES[kind], command))

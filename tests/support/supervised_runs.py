@@ -70,6 +70,7 @@ def command_lines(folder: Path) -> dict[str, tuple[str, list[str]]]:
             flags = {
                 "model.model_name_or_path": folder / "model",
                 "data.dataset": data,
+                "data.cache_dir": folder / "tokens",
                 "eval.dataset": data,
                 "eval.split": "train",
                 "data.max_len": 64,

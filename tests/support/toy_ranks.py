@@ -25,8 +25,8 @@ from openrlhf.launcher.samples import EvalRequest, Group, SampleRef, sample_info
 from openrlhf.launcher.trainer.protocols import Prepared
 from openrlhf.learner.collective import Collective, MetricSums
 from openrlhf.learner.config import DsConfig, TrainBatchConfig
-from openrlhf.learner.learner import Metrics, Scores, sum_terms
-from openrlhf.learner.objective import ModelOutputs, Objective
+from openrlhf.learner.learner import Metrics, Scores
+from openrlhf.learner.objective import ModelOutputs, Objective, sum_terms
 from openrlhf.learner.spec import LearnerSpec, Role
 from openrlhf.learner.teaching import Lesson, Told
 from support.local_ranks import prepare_here, update_here
@@ -198,7 +198,11 @@ class ToyRanks:
 
     async def sync_reference(self) -> None: ...
 
-    async def save(self, folder: str) -> None: ...
+    async def blind_to(self, path: str) -> list[str]:
+        return []
+
+    async def save(self, folder: str) -> dict[str, int]:
+        return {}
 
     async def load(self, folder: str) -> None: ...
 
@@ -246,7 +250,7 @@ class ToyRollout:
 
     async def sleep(self) -> None: ...
 
-    async def engine_metrics(self) -> dict[str, float]:
+    async def worker_metrics(self) -> dict[str, float]:
         return {}
 
     async def wake(self) -> None: ...

@@ -79,7 +79,7 @@ class FakeRollout:
     async def sleep(self) -> None:
         self.log.append("engines sleep")
 
-    async def engine_metrics(self) -> dict[str, float]:
+    async def worker_metrics(self) -> dict[str, float]:
         return {"engine/running_requests": float(self.running)}
 
     async def wake(self) -> None:
@@ -104,6 +104,8 @@ class FakeLearner:
     delay: Callable[[], int] = lambda: 0
     busy: Callable[[], int] = lambda: 0
     pushed_while_busy: int = 0
+    disk: Callable[[str], Path] = Path
+    """Where what the controller calls so lies on the disk of the ranks."""
 
     async def score_rewards(self, samples: Sequence[SampleRef]) -> list[float]:
         self.log.append("reward")
@@ -144,10 +146,15 @@ class FakeLearner:
     async def sync_reference(self) -> None:
         self.log.append("sync_reference")
 
-    async def save(self, folder: str) -> None:
+    async def blind_to(self, path: str) -> list[str]:
+        return [] if self.disk(path).exists() else ["node2"]
+
+    async def save(self, folder: str) -> dict[str, int]:
         self.log.append("save")
-        (Path(folder) / "actor").mkdir()
-        (Path(folder) / "actor" / "updates.json").write_text(json.dumps(self.updates))
+        place = self.disk(folder) / "actor"
+        place.mkdir(parents=True)
+        (place / "updates.json").write_text(json.dumps(self.updates))
+        return {"actor/updates.json": (place / "updates.json").stat().st_size}
 
     async def load(self, folder: str) -> None:
         self.log.append("load")
@@ -180,6 +187,21 @@ class FakePrompts:
             PromptItem(group_id=f"e{self.episode}-p{p}", prompt=f"p{p}", position=p, episode=self.episode)
             for p in places
         ]
+
+    def seen(self, item: PromptItem, samples: Sequence[SampleInfo]) -> None: ...
+
+    def judged(self, item: PromptItem) -> bool:
+        return True
+
+    def failing(self) -> dict[str, float]:
+        return {}
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def settle(self) -> None: ...
+
+    def close(self) -> None: ...
 
     def state_dict(self) -> dict[str, Any]:
         return {"episode": self.episode, "position": self.position}
@@ -220,7 +242,7 @@ class FakeRun:
     config: TrainPPOConfig
     rollout: FakeRollout
     learner: FakeLearner
-    prompts: FakePrompts
+    prompts: Any
     sink: FakeSink
     trainer: Trainer
 
@@ -240,9 +262,13 @@ def fake_run(
     eval_prompts: int = 0,
     learner: FakeLearner | None = None,
     sources: dict[str, str] | None = None,
+    order: Callable[[TrainPPOConfig], Any] | None = None,
     **flags: Any,
 ) -> FakeRun:
-    """Defaults: 2 prompts x 2 samples per step, one optimiser step of 4, reinforce_baseline; flags by dotted name."""
+    """Defaults: 2 prompts x 2 samples per step, one optimiser step of 4, reinforce_baseline; flags by dotted name.
+
+    order: makes the source of prompts, in the place of `prompts` of them in a row.
+    """
     defaults = {
         "rollout.batch_size": 2,
         "rollout.n_samples_per_prompt": 2,
@@ -257,7 +283,7 @@ def fake_run(
     rollout = FakeRollout(n=config.rollout.n_samples_per_prompt, weights=learner, score=score, delay=delay)
     rollout.log = learner.log
     learner.busy = lambda: rollout.running
-    source, sink = FakePrompts(prompts), FakeSink()
+    source, sink = FakePrompts(prompts) if order is None else order(config), FakeSink()
     parts = TrainerParts(
         rollout=rollout,
         learner=learner,

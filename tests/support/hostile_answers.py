@@ -1,0 +1,51 @@
+"""Answers to mathematical questions that are made to cost time or memory; none of them is 5."""
+
+
+def boxed(text: str) -> str:
+    return rf"\boxed{{{text}}}"
+
+
+HOSTILE = {
+    "brackets": boxed("(" * 900 + "1" + ")" * 900),
+    "braces": boxed("{" * 900 + "1" + "}" * 900),
+    "tower": boxed("9^{9^{9^9}}"),
+    "factorials": boxed("+".join(["4999!"] * 200)),
+    "factorial of a factorial": boxed("((9!)!)!"),
+    "roots": boxed("+".join(rf"\sqrt{{{i}}}^{{900}}" for i in range(100))),
+    "real tower": boxed(r"\sqrt{2}^{\sqrt{2}^{\sqrt{2}^{999999}}}"),
+    "functions": boxed(r"\sin " * 380 + "x"),
+    "fractions": boxed(r"\frac{1}{" * 200 + "x" + "}" * 200),
+    "long list": boxed(",".join(["x+1", "x+2"] * 300)),
+    "long set": boxed(r"\{" + ",".join(f"x^{{{i}}}" for i in range(60)) + r"\}"),
+    "bars": boxed("|" * 1500),
+    "open boxes": r"\boxed{" * 20_000,
+    "matrices": boxed(r"\begin{pmatrix}" * 100),
+    "digits": "1" * 100_000,
+    "letters": "a" * 100_000,
+    "dollars": "$" * 50_001,
+    "newlines": "the answer is" + "\n" * 30_000,
+    "blanks": "the answer" + " " * 50_000,
+    "numbers": "1/" * 30_000,
+    "long decimal": boxed("1e999999999"),
+    "python tower": "9**9**9**9",
+    "30,000 brackets": boxed("(" * 30_000),
+    "30,000 braces": "{" * 30_000 + "1" + "}" * 30_000,
+    "deep boxes": r"\boxed{" * 900 + "1" + "}" * 900,
+    "roots of roots": boxed(r"\sqrt{" * 300 + "2" + "}" * 300),
+    "powers of a sum": boxed("(a+b+c+d)^{900}"),
+    "long base": boxed("z" * 900 + "_{36}"),
+    "percent": boxed("%" * 1900),
+    "units": boxed("6" + r"\text{ m}" * 200),
+    "commas": boxed("1," * 900),
+    "plus minus": boxed(r"\pm 1" * 300),
+    "intervals": boxed(r"(1,2)\cup" * 150 + "(3,4)"),
+    "inequalities": boxed("x<" * 400 + "5"),
+    "stated again and again": "the answer is : " * 20_000,
+    "choices": boxed(r"\text{(A)}" + r"\ " * 900),
+    "words": "ab " * 30_000,
+    "sum of many": boxed(r"\sum_{k=1}^{10^{12}} \frac{1}{k^3}"),
+    "sums in sums": boxed(r"\sum_{a=1}^{999}\sum_{b=1}^{999}\sum_{c=1}^{999} a^{b^{c}}"),
+    "product": boxed(r"\prod_{k=1}^{10^9} k"),
+    "integrals": boxed(r"\int_0^1 \int_0^x \sin(e^{x^{y^{x}}}) dy dx"),
+    "limit": boxed(r"\lim_{x \to \infty} \frac{x^{x^{x}}}{e^{e^{x}}}"),
+}
