@@ -43,6 +43,8 @@ TEST_GROUPS = {"agents": ["--group", "packages/agents/pyproject.toml:test"]}
 # Used by tests as values only: agents reads tensors without importing torch. Absent for other interpreters, where those
 # tests are skipped.
 TEST_VALUES = {("agents", "3.11"): ["torch"]}
+# Two, and more where tests mostly wait for processes and time limits.
+WORKERS = {"tests/agents": "4"}
 PYTHONS = ("3.11", "3.12", "3.13")
 RESULTS = ROOT / ".nox" / "results"
 BIN = VENV / "bin"
@@ -261,7 +263,7 @@ def install_gpu_builds(session: nox.Session) -> Path:
 def run_pytest(
     session: nox.Session, name: str, *arguments: str, interpreter: str = "python", env: dict[str, str] | None = None
 ) -> None:
-    """Two workers; tests of one `xdist_group` stay together. A report goes to `.nox/results` for `summary`."""
+    """Tests of one `xdist_group` stay together. A report goes to `.nox/results` for `summary`."""
     report = RESULTS / f"{name}.xml"
-    workers = ["-n", "2", "--dist", "loadgroup"]
+    workers = ["-n", WORKERS.get(arguments[0], "2"), "--dist", "loadgroup"]
     session.run(interpreter, "-m", "pytest", *workers, f"--junitxml={report}", *arguments, env=env)
