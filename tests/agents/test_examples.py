@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from openrlhf.agents.environments import read_environments
 from openrlhf.agents.testing import run_episode, run_group
 from openrlhf.agents.testing.episodes import make_context
 from openrlhf.agents.types import PromptItem
-from support.agents_templates import TemplateTokenizer
+from support.agents_templates import CHATML, QWEN3, TemplateTokenizer
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
 
@@ -20,12 +21,12 @@ def load(name):
     return load_executor(EXAMPLES / f"{name}.py")
 
 
-def through_server(name, script, prompt, label):
+def through_server(name, script, prompt, label, template=CHATML):
     async def main():
         executor = load(name)
         try:
             item = PromptItem(group_id="g", prompt=prompt, label=label)
-            context = make_context(script, tokenizer=TemplateTokenizer(), timeout=60.0)
+            context = make_context(script, tokenizer=TemplateTokenizer(template), timeout=60.0)
             context.engine.tokenizer = context.tokenizer  # type: ignore[attr-defined]
             return await executor.run_group(item, context)
         finally:
@@ -65,6 +66,16 @@ def test_calculator():
     assert (t.reward, t.extra_logs) == (1.0, {"tool_calls": 1.0, "answered": 1.0})
     wrong = run_episode(load("agent_func_calculator"), ["no answer"], "x", label="84")
     assert wrong.reward == 0.0
+
+
+def test_mcp_agent():
+    pytest.importorskip("mcp")
+    call = {"name": "calculate", "arguments": {"first": 6, "sign": "*", "second": 7}}
+    script = [f"<tool_call>\n{json.dumps(call)}\n</tool_call>", "It is 42."]
+    (t,) = through_server("agent_func_mcp", script, "6*7=?", "42", template=QWEN3)
+    assert not t.failed, t.failure
+    assert (t.reward, t.extra_logs["mcp/calls"], t.extra_logs["mcp/errors"]) == (1.0, 1.0, 0.0)
+    assert "<tool_response>\n42.0\n</tool_response>" in TemplateTokenizer(QWEN3).decode(t.token_ids)
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,13 @@ def test_schema_errors_name_the_place():
     assert schema_errors(1, True) == []
 
 
+def test_unknown_keywords_may_be_passed_over():
+    schema = {"x-ours": 1, "required": ["b"]}
+    assert schema_errors({"a": 1}, schema, lenient=True) == ["$: 'b' is a required property"]
+    with pytest.raises(ValueError, match="'x-ours' is not supported"):
+        schema_errors({"a": 1}, schema)
+
+
 def test_without_jsonschema_the_command_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "jsonschema.validators", None)
     with pytest.raises(ImportError, match=r"pip install 'openrlhf-agents\[schema\]'"):

@@ -25,6 +25,9 @@ ALLOWED = {
         "jsonschema",
         "referencing",
         "verifiers",
+        "mcp",
+        "mcp_types",
+        "httpx2",
         "pytest",
     },  # optional: the extras and the test kit
     "utils": set(),
@@ -84,6 +87,9 @@ HOMES = {
     "peft": {"openrlhf.learner.lora", "openrlhf.learner.lora_stream"},
     "pytest": {"openrlhf.agents.testing"},
     "verifiers": {"openrlhf.agents.adapters.verifiers"},
+    "mcp": {"openrlhf.agents.mcp"},
+    "mcp_types": {"openrlhf.agents.mcp"},
+    "httpx2": {"openrlhf.agents.mcp"},
     "httpx": {"openrlhf.launcher"},
     "pyarrow": {"openrlhf.launcher.record", "openrlhf.launcher.data.token_cache"},
 }

@@ -48,14 +48,14 @@ def valid_json(answer: str, schema: Mapping[str, Any] | None = None) -> bool:
     return schema is None or not schema_errors(value, schema)
 
 
-def schema_errors(value: Any, schema: Mapping[str, Any] | bool) -> list[str]:
+def schema_errors(value: Any, schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> list[str]:
     """What breaks the schema, one line each, in the dialect of its `$schema` (draft 2020-12 without one).
 
-    Raises ValueError for a schema that is none: an unknown keyword (the standard would pass over `minimun`), a wrong
-    type, a reference to another document (nothing is fetched) or to itself.
+    Raises ValueError for a schema that is none: an unknown keyword (the standard would pass over `minimun`, and
+    `lenient` does), a wrong type, a reference to another document (nothing is fetched) or to itself.
     """
     try:
-        errors = _validator(json.dumps(schema)).iter_errors(value)
+        errors = _validator(json.dumps(schema), lenient).iter_errors(value)
         return [f"{error.json_path}: {error.message}" for error in errors]
     except (ValueError, ImportError):
         raise
@@ -64,7 +64,7 @@ def schema_errors(value: Any, schema: Mapping[str, Any] | bool) -> list[str]:
 
 
 @lru_cache(maxsize=64)
-def _validator(text: str) -> Any:
+def _validator(text: str, lenient: bool) -> Any:
     try:
         from jsonschema.exceptions import SchemaError
         from jsonschema.validators import Draft202012Validator, validator_for
@@ -74,7 +74,7 @@ def _validator(text: str) -> Any:
     schema = json.loads(text)
     dialect = validator_for(schema, default=Draft202012Validator)
     known = {*dialect.VALIDATORS, *SILENT}
-    for part in _parts(schema):
+    for part in () if lenient else _parts(schema):
         if unknown := sorted(set(part) - known):
             raise ValueError(f"schema keyword {unknown[0]!r} is not supported; supported are {sorted(known)}")
     try:
