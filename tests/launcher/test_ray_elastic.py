@@ -16,7 +16,7 @@ from openrlhf.launcher.scaling.desk import Desk, NotYetError, Order, RunningRun,
 from support import push_fakes
 from support.push_fakes import FakeEngine, World
 
-ABOUT = RunningRun(pid=1, host="h", ray="10.0.0.1:6379", token="secret", session="/r/session_1", gpus=False, width=1)
+ABOUT = RunningRun(pid=1, host="h", ray="10.0.0.1:6379", token="secret", gpus=False, width=1)
 
 
 class Places:

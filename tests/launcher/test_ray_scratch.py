@@ -33,6 +33,18 @@ def test_l13_what_vllm_leaves_goes_with_the_engine(root: Path, monkeypatch: pyte
     assert list(root.iterdir()) == []
 
 
+def test_a_machine_without_the_runs_folder_has_the_engines_in_its_own(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(scratch.ROOT_VARIABLE, str(root / "of the run's machine"))
+    monkeypatch.setenv("TMPDIR", str(root))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    folder = Scratch()
+    assert folder.path.parent == root
+    folder.close()
+    assert list(root.iterdir()) == []
+
+
 def test_l13_a_path_too_long_for_sockets_gives_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     long = tmp_path / ("x" * 60)
     long.mkdir()

@@ -15,10 +15,11 @@ import pytest
 from openrlhf.launcher.main import main as launch
 from openrlhf.launcher.scaling import join
 from openrlhf.launcher.scaling.desk import Desk, NotYetError, Order, RunningRun, ask, find_desk, read_run
-from openrlhf.launcher.scaling.join import MAX_JOINS, Joining, node_environment, remove_session
+from openrlhf.launcher.scaling.join import MAX_JOINS, Joining, node_environment, own_folder
+from openrlhf.launcher.slurm import folders
 from openrlhf.launcher.slurm.runner import EndedError, Signals
 
-ABOUT = RunningRun(pid=1, host="h", ray="10.0.0.1:6379", token="secret", session="/r/session_1", gpus=False, width=1)
+ABOUT = RunningRun(pid=1, host="h", ray="10.0.0.1:6379", token="secret", gpus=False, width=1)
 
 
 @pytest.mark.parametrize("text", ['{"engine": 3}', '{"engines": "3"}', "[", "3"])
@@ -85,16 +86,23 @@ def test_who_waits_for_an_answer_hears_of_the_runs_end(tmp_path: Path) -> None:
     assert list(silent.orders()) == []
 
 
-def test_the_folder_of_ray_goes_with_the_last_node_on_a_machine(tmp_path: Path) -> None:
-    session, other = tmp_path / "r1" / "session_2", tmp_path / "r2" / "home"
-    for folder in (session, other):
-        folder.mkdir(parents=True)
-    with (session / "raylet.log").open("w"):
-        remove_session(session)
-        assert session.exists()
-    remove_session(session)
-    remove_session(other)
-    assert (session.parent.exists(), other.exists()) == (False, True)
+def test_a_machine_has_a_folder_of_its_own_and_the_next_one_removes_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The folder of the run may lie where only the nodes of its own job have one."""
+    monkeypatch.setattr(folders, "ROOM", 10_000)
+    job = {"SLURM_JOB_ID": "7", "SLURM_TMPDIR": str(tmp_path)}
+    mine = own_folder(job)
+    elsewhere = own_folder({"TMPDIR": str(tmp_path)})
+    assert mine.path == tmp_path / "r7"
+    assert len(elsewhere.path.name) == len("r") + 9
+    assert mine.path.stat().st_mode & 0o777 == 0o700
+    mine._lock.close()  # type: ignore[union-attr]  # killed
+    again = own_folder(job | {"SLURM_JOB_ID": "8"})
+    assert {path.name for path in tmp_path.iterdir()} == {"r8", elsewhere.path.name}
+    again.close()
+    elsewhere.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_node_that_joins_has_the_runs_token_or_the_users_own_rules() -> None:

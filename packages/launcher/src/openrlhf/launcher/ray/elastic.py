@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 from dataclasses import replace
-from pathlib import Path
 
 import ray
 
@@ -43,7 +42,6 @@ def open_elastic(
         host=socket.gethostname(),
         ray=ray.get_runtime_context().gcs_address,
         token=os.environ.get("RAY_AUTH_TOKEN", "") if os.environ.get("RAY_AUTH_MODE") == "token" else "",
-        session=str(Path(ray.nodes()[0]["ObjectStoreSocketName"]).parents[1]),
         gpus=cluster.gpus > 0,
         width=config.vllm.tensor_parallel_size if cluster.gpus else 1,
         engines=tuple(fleet.names),

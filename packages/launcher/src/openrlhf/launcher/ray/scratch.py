@@ -28,7 +28,9 @@ class Scratch:
     """The folder, held by a lock for the life of this process or until `close`. path: where it lies."""
 
     def __init__(self) -> None:
-        root = os.environ.get(ROOT_VARIABLE) or tempfile.gettempdir()
+        root = os.environ.get(ROOT_VARIABLE, "")
+        if not os.path.isdir(root):  # a machine that joined the run has no such folder
+            root = tempfile.gettempdir()
         root = Path(root if len(root) <= LONGEST_ROOT else "/tmp")
         remove_stale(root)
         self.path = root / f"{PREFIX}{secrets.token_hex(4)}"

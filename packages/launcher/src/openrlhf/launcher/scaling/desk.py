@@ -29,15 +29,13 @@ POLL = 0.5
 class RunningRun:
     """What the run says of itself. ray: the address of its Ray; token: of that Ray, empty where the user started it.
 
-    session: the folder that Ray makes on each of its machines. gpus: whether engines are on GPUs. width: devices, or
-    cores, of one. engines: the names of those that are there.
+    gpus: whether engines are on GPUs. width: devices, or cores, of one. engines: the names of those that are there.
     """
 
     pid: int
     host: str
     ray: str
     token: str = field(repr=False)
-    session: str
     gpus: bool
     width: int
     engines: tuple[str, ...] = ()

@@ -6,11 +6,9 @@ Made for a job that may be pre-empted: what ends it takes the node's engines wit
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import secrets
-import shutil
 import socket
 import sys
 import time
@@ -19,13 +17,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from openrlhf.launcher.machine import detect_machine
-from openrlhf.launcher.ray.leftovers import NODE_VARIABLE, processes_of_run, sweep
+from openrlhf.launcher.ray.leftovers import NODE_VARIABLE, sweep
 from openrlhf.launcher.ray.node import RayNode, node_arguments, run_environment
 from openrlhf.launcher.redaction import report_error
 from openrlhf.launcher.scaling.command import ANSWER_SECONDS, RUN_HELP
 from openrlhf.launcher.scaling.desk import NotYetError, Order, RunningRun, ask, find_desk, read_run
 from openrlhf.launcher.slurm.addresses import own_address
 from openrlhf.launcher.slurm.allocation import read_allocation
+from openrlhf.launcher.slurm.folders import TempDir, choose_temp_dir
 from openrlhf.launcher.slurm.ports import candidates, hold_block
 from openrlhf.launcher.slurm.requeue import REQUEUE_EXIT
 from openrlhf.launcher.slurm.runner import EndedError, Signals
@@ -38,6 +37,8 @@ POLL = 0.5
 AGAIN = 5.0
 """Seconds until a run is asked again that does not see this machine yet."""
 MAX_JOINS = 5
+NO_JOB = 10**8
+"""More than the number of any job of Slurm."""
 LOST_EXIT = 91
 """The node's Ray ended while the run went on, or its engines always do."""
 
@@ -100,15 +101,17 @@ class Joining:
         block = hold_block(candidates(os.getpid()))
         alone = self.run.host == socket.gethostname()
         ip = own_address(self.host, nodes=1 if alone else 2, interface=self.interface)
+        folder = own_folder(os.environ)
         own = [f"--address={self.run.ray}", f"--node-ip-address={ip}", f"--resources={json.dumps({self.name: 1})}"]
+        own.append(f"--temp-dir={folder.path}")
         arguments = [*own, *node_arguments(cpus=self.cpus, gpus=self.gpus), *block.block.node_arguments()]
         self.ray = RayNode(arguments, node_environment(os.environ, self.run.token, self.name))
         try:
             self._stay(wanted)
         finally:
             self.ray.stop()
-            sweep(self.name, variable=NODE_VARIABLE, grace=1.0)
-            remove_session(Path(self.run.session))
+            sweep(self.name, folder.path, variable=NODE_VARIABLE, grace=1.0)
+            folder.close()
             block.close()
 
     def _stay(self, wanted: int) -> NoReturn:
@@ -151,12 +154,12 @@ class Joining:
         return run
 
 
-def remove_session(folder: Path) -> None:
-    """Remove Ray's folder of this machine, unless another node of the run is on it."""
-    if folder.name.startswith("session_") and not processes_of_run(str(folder), folder):
-        shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            folder.parent.rmdir()
+def own_folder(environ: Mapping[str, str]) -> TempDir:
+    """Where Ray's files of this machine are. The run's own folder may be one that only its job's nodes have."""
+    path, note = choose_temp_dir(int(environ.get("SLURM_JOB_ID", NO_JOB + secrets.randbelow(NO_JOB))), environ)
+    if note:
+        sys.stderr.write(f"openrlhf-launch join: {note}\n")
+    return TempDir(path)
 
 
 def node_environment(environ: Mapping[str, str], token: str, mark: str) -> dict[str, str]:
