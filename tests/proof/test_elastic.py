@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf.launcher.record.reader import Record
+from support.elastic_runs import check_trained
 from support.stack_runs import Run, make_workspace, running
 from support.tiny_models import tiny_qwen3
 
@@ -85,20 +85,5 @@ def test_engines_leave_and_join(flags: str, tmp_path: Path) -> None:
         slow.unlink()
         assert run.wait(600) == 0, run.text
     assert run.left_over() == []
-    check(tmp_path, moments)
+    check_trained(tmp_path, moments, prompts=PROMPTS, samples=SAMPLES)
     print(*[line for line in run.text.splitlines() if "engine" in line], sep="\n")
-
-
-def check(path: Path, moments: list[int]) -> None:
-    record = Record.open(path)
-    steps = record.steps()
-    groups = [group for step in steps.values() for group in step.groups]
-    trained = [(s.group_id, s.place) for number in steps for s in record.samples(number)]
-    assert sorted(group.position for group in groups) == list(range(PROMPTS))
-    assert len(trained) == len(set(trained)) == PROMPTS * SAMPLES
-    ages = [step.metrics["rollout/staleness_max"] for step in steps.values()]
-    assert max(ages) <= 1
-    errors = [steps[number].metrics["rollout/sync_error"] for number in sorted(steps)]
-    before, after = max(errors[: moments[0]]), max(errors[moments[1] :])
-    assert after <= 10 * before + 1e-6
-    print(f"{len(steps)} steps, staleness up to {max(ages):g}, sync error {before:.3g} before, {after:.3g} after")
